@@ -1,0 +1,365 @@
+// Decode: a few queries against many keys, bound by reading K and V. Rows of all heads of a group
+// share a tile, so each key and value is read once for all of them. Keys are split into parts of
+// fixed size, so that one sequence uses all cores; parts are merged in order, so the result does
+// not depend on how many cores there were.
+#include "forward.h"
+
+#include "threads.h"
+
+namespace levelhead::LEVELHEAD_ISA {
+namespace {
+
+constexpr Index kSplitKeys = 512;
+constexpr Index kBlockKeys = 128;
+
+// Rows are asked for this far ahead of their use, also past the end of a block: they are the first
+// of the next one. Whole rows at once, eight at a time: a request beside every load, or none, gives
+// a fifth less bandwidth (docs/performance-log.md).
+constexpr Index kPrefetchRows = 16;
+
+template <class T>
+LH_INLINE void prefetch_ahead(RowBlock<T> rows, Index i, Index columns) {
+  for (Index c = 0; c < columns; c += 64 / static_cast<Index>(sizeof(T)))
+    prefetch(rows.row(i), kPrefetchRows * rows.stride + c);
+}
+
+template <class T>
+constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
+
+// 8 dot products at once: Keys x Rows of them, as sums along the lanes.
+template <int Keys, int Rows, class T>
+LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
+                            T* scores, Index width) {
+  constexpr int W = kLanes<T>;
+  static_assert(Keys * Rows == 8);
+  Vec<T> acc[8] = {};
+  for (Index c = 0; c < dim; c += W)
+    for (int r = 0; r < Rows; ++r) {
+      const Vec<T> q = load(query + r * dim + c);
+      for (int k = 0; k < Keys; ++k)
+        acc[k * Rows + r] = fma(load(key[k] + c), q, acc[k * Rows + r]);
+    }
+  T sums[8];
+  for (int g = 0; g < 8; g += W) {
+    Vec<T> block[W];
+    for (int i = 0; i < W; ++i) block[i] = acc[g + i];
+    transpose(block);
+    for (int n = W / 2; n > 0; n /= 2)
+      for (int i = 0; i < n; ++i) block[i] += block[i + n];
+    store(sums + g, block[0]);
+  }
+  for (int k = 0; k < Keys; ++k)
+    for (int r = 0; r < Rows; ++r) scores[k * width + r] = sums[k * Rows + r];
+}
+
+// Scores of n keys for Rows rows; the last step repeats the last key into rows that are not read.
+template <int Rows, class T>
+inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, T* scores,
+                          Index width) {
+  constexpr int Keys = 8 / Rows;
+  for (Index j = 0; j < n; j += Keys) {
+    const T* key[Keys];
+    for (int k = 0; k < Keys; ++k) {
+      key[k] = keys.row(std::min(j + k, n - 1));
+      prefetch_ahead(keys, j + k, dim);
+    }
+    dot_products<Keys, Rows>(key, query, dim, scores + j * width, width);
+  }
+}
+
+// output[row][columns] += weights[key][row] * values[key][columns], Vectors vectors at a time.
+template <int Rows, int Vectors, class T>
+inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> values,
+                                Index n, Index from, Index columns, T* output, Index stride) {
+  constexpr int W = kLanes<T>;
+  for (; from + Vectors * W <= columns; from += Vectors * W) {
+    const T* a[Rows];
+    for (int r = 0; r < Rows; ++r) a[r] = weights + r;
+    T* c = output + from;
+    multiply<Rows, Vectors, false, true>(
+        n, a, width, values.data + from, values.stride, c, stride,
+        [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA { store(c + r * stride + v * W, x); });
+  }
+  return from;
+}
+
+// In steps of a few keys, all columns of them before the next: values stream in order.
+template <int Rows, class T>
+inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n, Index columns,
+                            T* output, Index stride) {
+  constexpr Index kStep = 8;
+  for (Index j = 0; j < n; j += kStep) {
+    const Index m = std::min(kStep, n - j);
+    for (Index i = 0; i < m; ++i) prefetch_ahead(values, j + i, columns);
+    const T* w = weights + j * width;
+    const RowBlock<T> v{values.row(j), values.stride};
+    Index at = accumulate_columns<Rows, 8 / Rows>(w, width, v, m, 0, columns, output, stride);
+    if constexpr (Rows < 4)
+      at = accumulate_columns<Rows, 2>(w, width, v, m, at, columns, output, stride);
+    accumulate_columns<Rows, 1>(w, width, v, m, at, columns, output, stride);
+  }
+}
+
+template <class T>
+class Decode {
+ public:
+  explicit Decode(const Problem& problem)
+      : p(problem), rows(p.group() * p.queries), groups((rows + kGroupRows<T> - 1) / kGroupRows<T>),
+        splits(std::max<Index>(1, (p.keys + kSplitKeys - 1) / kSplitKeys)),
+        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
+        // Rows of one head may lie in several groups of rows; each leaves its own record.
+        records(p, groups) {
+    const std::size_t parts = static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups);
+    if (posix_memalign(reinterpret_cast<void**>(&parts_), 64, parts * part_bytes() + 64))
+      throw std::bad_alloc();
+  }
+  ~Decode() { std::free(parts_); }
+  Decode(const Decode&) = delete;
+  Decode& operator=(const Decode&) = delete;
+
+  void run() {
+    const Index sequences = p.batch * p.kv_heads;
+    parallel_for(sequences * splits, work_threads(), [&](Index task) {
+      const Index sequence = task / splits;
+      read_keys(sequence / p.kv_heads, sequence % p.kv_heads, task % splits);
+    });
+    parallel_for(sequences, splits > 1 ? work_threads() : 1, [&](Index sequence) {
+      finish(sequence / p.kv_heads, sequence % p.kv_heads);
+    });
+  }
+
+ private:
+  // One group of rows after one split of the keys.
+  struct Part {
+    Panel<T> panel;
+    RowState<T> state;
+    T* output() { return reinterpret_cast<T*>(this + 1); }  // [row][value_stride]
+  };
+
+  const Problem& p;
+  const Index rows, groups, splits, key_stride, value_stride;
+  HealthRecords records;
+  char* parts_ = nullptr;
+
+  static Index padded(Index n) { return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>; }
+  // Waking a thread takes longer than a few thousand multiply-adds.
+  int work_threads() const {
+    return p.batch * p.kv_heads * rows * p.keys * (p.key_dim + p.value_dim) < 1 << 17 ? 1 : p.threads;
+  }
+  std::size_t part_bytes() const {
+    return Workspace::room<char>(sizeof(Part)) + Workspace::room<T>(kGroupRows<T> * value_stride);
+  }
+  Part& part(Index batch, Index kv_head, Index split, Index group) {
+    const Index i = ((batch * p.kv_heads + kv_head) * splits + split) * groups + group;
+    return *reinterpret_cast<Part*>(parts_ + static_cast<std::size_t>(i) * part_bytes());
+  }
+
+  void read_keys(Index batch, Index kv_head, Index split) {
+    Workspace& workspace = thread_workspace();
+    const Index query_room = kGroupRows<T> * key_stride;
+    workspace.reserve(TileBuffer<T>::room(p, kBlockKeys) + Workspace::room<T>(groups * query_room) +
+                      Workspace::room<T>(kBlockKeys * key_stride) +
+                      Workspace::room<T>(kBlockKeys * value_stride) +
+                      Workspace::room<T>(kBlockKeys * kMaxLanes<T>));
+    const TileBuffer<T> buffer(p, kBlockKeys, workspace);
+    T* queries = workspace.take<T>(groups * query_room);
+    T* key_scratch = workspace.take<T>(kBlockKeys * key_stride);
+    T* value_scratch = workspace.take<T>(kBlockKeys * value_stride);
+    T* factors = workspace.take<T>(kBlockKeys * kMaxLanes<T>);
+    // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
+    std::fill_n(buffer.scores, (kBlockKeys + kTileRows) * kMaxLanes<T>, T{0});
+    std::fill_n(queries, groups * query_room, T{0});
+
+    const Band band(p, batch);
+    Index from = p.keys, to = 0;
+    for (Index g = 0; g < groups; ++g) {
+      Part& w = *new (&part(batch, kv_head, split, g)) Part;
+      w.panel.batch = batch;
+      w.panel.n = static_cast<int>(std::min<Index>(kGroupRows<T>, rows - g * kGroupRows<T>));
+      w.panel.vectors = (w.panel.n + kLanes<T> - 1) / kLanes<T>;
+      w.panel.width = w.panel.vectors * kLanes<T>;
+      for (int lane = 0; lane < w.panel.n; ++lane) {
+        const Index row = g * kGroupRows<T> + lane;
+        const Index head = kv_head * p.group() + row / p.queries, query = row % p.queries;
+        w.panel.head[lane] = head;
+        w.panel.query[lane] = query;
+        T* q = queries + g * query_room + lane * key_stride;
+        read_row(p.query.dtype, RowsIn(p.query, batch, head).row(query), p.query.column_stride,
+                 p.key_dim, q);
+        const T scale = static_cast<T>(p.scale_of(head) * kLog2e);
+        for (Index c = 0; c < p.key_dim; ++c) q[c] *= scale;
+      }
+      w.panel.place(p, band);
+      w.state.start(p, w.panel, p.health != nullptr);
+      if (split > 0 && p.sinks) {  // the first part has seen the sink
+        std::fill_n(w.state.max, w.panel.width, -kInf<T>);
+        std::fill_n(w.state.sum, w.panel.width, T{0});
+      }
+      std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
+      from = std::min(from, w.panel.first);
+      to = std::max(to, w.panel.last);
+    }
+
+    const RowsIn key_rows(p.key, batch, kv_head), value_rows(p.value, batch, kv_head);
+    from = std::max(from, split * kSplitKeys);
+    to = std::min(to, (split + 1) * kSplitKeys);
+    for (Index k = from / kBlockKeys * kBlockKeys; k < to; k += kBlockKeys) {
+      const Index first = std::max(k, from), end = std::min(k + kBlockKeys, to);
+      const RowBlock<T> keys = stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch);
+      const RowBlock<T> values =
+          stage(value_rows, first, end, p.value_dim, kLanes<T>, true, value_scratch);
+      for (Index g = 0; g < groups; ++g) {
+        Part& w = part(batch, kv_head, split, g);
+        ScoreTile<T> tile;
+        if (!prepare_tile(p, w.panel, first, end, buffer, tile)) continue;
+        const RowBlock<T> tile_keys{keys.row(tile.first - first), keys.stride};
+        const RowBlock<T> tile_values{values.row(tile.first - first), values.stride};
+        const T* q = queries + g * query_room;
+        with_vectors(w.panel.vectors, [&](auto vectors) {
+          if constexpr (vectors <= 2) {
+            if (p.health)
+              attend<vectors, true>(w, tile, q, tile_keys, tile_values, factors);
+            else
+              attend<vectors, false>(w, tile, q, tile_keys, tile_values, factors);
+          }
+        });
+      }
+    }
+  }
+
+  // f(rows as a constant, first row) for all rows of a panel: 4, 2 or 1 at a time.
+  template <class F>
+  static LH_INLINE void by_rows(int n, F f) {
+    if (n == 1) return f(std::integral_constant<int, 1>{}, 0);
+    if (n == 2) return f(std::integral_constant<int, 2>{}, 0);
+    for (int r = 0; r < n; r += 4) f(std::integral_constant<int, 4>{}, r);
+  }
+
+  template <int Vectors, bool Measured>
+  void attend(Part& w, ScoreTile<T>& tile, const T* query, RowBlock<T> keys,
+              RowBlock<T> values, T* factors) {
+    constexpr int W = kLanes<T>;
+    constexpr Index width = Vectors * W;
+    by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
+      multiply_rows<rows_at_once>(keys, tile.n, query + r * key_stride, key_stride,
+                                  tile.scores + r, width);
+    });
+    Seen<Vectors, T> seen;
+    const Index da = tile.dressed_first, db = tile.dressed_last;
+    auto look = [&](Index from, Index to) {
+      for (Index j = from; j < to; ++j)
+        for (int v = 0; v < Vectors; ++v) {
+          const Vec<T> x = load(tile.scores + j * width + v * W);
+          seen.max[v] = max(seen.max[v], x);
+          if constexpr (Measured) {
+            seen.min[v] = min(seen.min[v], x);
+            seen.sum[v] += x;
+          }
+        }
+    };
+    look(0, da);
+    look(db, tile.n);
+    if constexpr (Measured) note_extremes(seen, w.state);
+    if (da < db) {
+      if constexpr (Measured) measure_dressed(p, w.panel, tile, w.state);
+      dress_scores(p, w.panel, tile, seen.max);
+    }
+    alignas(64) T rescale[width];
+    T* output = w.output();
+    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
+      for (int r = 0; r < w.panel.n; ++r)
+        for (Index c = 0; c < value_stride; c += W)
+          store(output + r * value_stride + c, load(output + r * value_stride + c) * rescale[r]);
+    if (p.dropout > 0) {
+      dropout_factors(p, w.panel, tile.first, tile.n, factors);
+      for (Index x = 0; x < tile.n * width; x += W)
+        store(tile.scores + x, load(tile.scores + x) * load(factors + x));
+    }
+    if (tile.hides && !all_finite(values, da, db, p.value_dim)) {
+      accumulate_seen(w, tile, values);
+    } else {
+      by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
+        accumulate_rows<rows_at_once>(tile.scores + r, width, values, tile.n, value_stride,
+                                      output + r * value_stride, value_stride);
+      });
+    }
+  }
+
+  // The same sums, leaving out hidden values that hold a NaN or an infinity (see forward.cpp).
+  void accumulate_seen(Part& w, const ScoreTile<T>& tile, RowBlock<T> values) {
+    constexpr int W = kLanes<T>;
+    const Index width = w.panel.width;
+    for (int r = 0; r < w.panel.n; ++r)
+      for (Index j = 0; j < tile.n; ++j) {
+        const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
+        if (dressed && !tile.mask.visible[(j - tile.dressed_first) * width + r]) continue;
+        const Vec<T> weight = splat(tile.scores[j * width + r]);
+        T* to = w.output() + r * value_stride;
+        for (Index c = 0; c < value_stride; c += W)
+          store(to + c, fma(weight, load(values.row(j) + c), load(to + c)));
+      }
+  }
+
+  void finish(Index batch, Index kv_head) {
+    constexpr int W = kLanes<T>;
+    if (p.health)
+      for (Index h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
+        for (Index g = 0; g < groups; ++g) clear_sums(records.record(batch, h, g));
+    for (Index g = 0; g < groups; ++g) {
+      Part& w = part(batch, kv_head, 0, g);
+      T* output = w.output();
+      for (Index split = 1; split < splits; ++split) {
+        Part& other = part(batch, kv_head, split, g);
+        alignas(64) T before[kMaxLanes<T>];
+        std::copy_n(w.state.max, w.panel.width, before);
+        merge_rows(w.state, other.state, w.panel.vectors, p.health != nullptr);
+        alignas(64) T mine[kMaxLanes<T>], theirs[kMaxLanes<T>];
+        for (int at = 0; at < w.panel.width; at += W) {
+          const Vec<T> shift = finite_shift<T>(load(w.state.max + at));
+          store(mine + at, exp2<T>(load(before + at) - shift));
+          store(theirs + at, exp2<T>(load(other.state.max + at) - shift));
+        }
+        for (int r = 0; r < w.panel.n; ++r)
+          for (Index c = 0; c < value_stride; c += W) {
+            T* to = output + r * value_stride + c;
+            const Vec<T> part_of_it = load(other.output() + r * value_stride + c) * theirs[r];
+            store(to, fma(load(to), splat(mine[r]), part_of_it));
+          }
+      }
+      alignas(64) T inverse[kMaxLanes<T>], lse[kMaxLanes<T>];
+      for (int at = 0; at < w.panel.width; at += W) {
+        const Vec<T> sum = load(w.state.sum + at);
+        store(inverse + at, inverse_sum<T>(sum));
+        store(lse + at, row_lse<T>(load(w.state.max + at), sum));
+      }
+      for (int r = 0; r < w.panel.n; ++r) {
+        for (Index c = 0; c < value_stride; c += W)
+          store(output + r * value_stride + c, load(output + r * value_stride + c) * inverse[r]);
+        const Index head = w.panel.head[r], query = w.panel.query[r];
+        const RowsIn out(p.output, batch, head);
+        write_row(p.output.dtype, const_cast<char*>(out.row(query)), p.value_dim,
+                  output + r * value_stride);
+        if (p.lse) static_cast<T*>(p.lse)[(batch * p.heads + head) * p.queries + query] = lse[r];
+      }
+      if (p.health)
+        for (int from = 0, to; from < w.panel.n; from = to) {
+          for (to = from + 1; to < w.panel.n && w.panel.head[to] == w.panel.head[from];) ++to;
+          summarise(p, w.panel, w.state, from, to, records.record(batch, w.panel.head[from], g));
+        }
+    }
+    if (p.health)
+      for (Index h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
+        records.merge(batch, h);
+  }
+};
+
+}  // namespace
+
+template <class T>
+void decode(const Problem& p) {
+  Decode<T>(p).run();
+}
+template void decode<float>(const Problem&);
+template void decode<double>(const Problem&);
+
+}  // namespace levelhead::LEVELHEAD_ISA

@@ -1,0 +1,202 @@
+// Prefill: many queries. Lanes are queries; a chunk of panels goes over the keys block by block, so
+// that a block of K and V stays in the L2 cache while all the panels use it.
+#include "forward.h"
+
+#include <atomic>
+
+#include "threads.h"
+
+namespace levelhead::LEVELHEAD_ISA {
+namespace {
+
+// Keys a block: its share of K and of V stays around 32 KB each. Shape alone decides (see above).
+template <class T>
+Index key_block(Index dim) {
+  const Index keys = 32 * 1024 / (std::max<Index>(dim, 1) * static_cast<Index>(sizeof(T)));
+  return std::clamp<Index>(keys / 16 * 16, 64, 256);
+}
+
+constexpr Index kChunkPanels = 8;
+
+template <class T>
+class Prefill {
+ public:
+  explicit Prefill(const Problem& problem)
+      : p(problem), cut(p.queries), block(key_block<T>(std::max(p.key_dim, p.value_dim))),
+        value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows),
+        records(p, cut.panels) {}
+
+  void run() {
+    const Index per_group = cut.panels * p.group();
+    const Index groups = p.batch * p.kv_heads;
+    // Small enough that every thread gets several chunks, large enough to share a block's staging.
+    const Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
+    const Index chunks = (per_group + chunk - 1) / chunk;
+    parallel_for(groups * chunks, p.threads, [&](Index task) {
+      const Index group = task / chunks;
+      const Index i = chunks - 1 - task % chunks;  // causal: the long ones first
+      run_chunk(group / p.kv_heads, group % p.kv_heads, i * chunk,
+                std::min(per_group, (i + 1) * chunk));
+    });
+    if (p.health)
+      parallel_for(p.batch * p.heads, p.threads,
+                   [&](Index i) { records.merge(i / p.heads, i % p.heads); });
+  }
+
+ private:
+  struct Work {
+    Panel<T> panel;
+    RowState<T> state;
+    T* query;   // [key_dim][width], scaled
+    T* output;  // [value_rows][width]
+    Index index;  // of the panel in its head
+  };
+
+  const Problem& p;
+  const PanelCut<T> cut;
+  const Index block, value_rows;
+  HealthRecords records;
+
+  void run_chunk(Index batch, Index kv_head, Index first, Index last) {
+    constexpr Index lanes = kMaxLanes<T>;
+    const Index n = last - first;
+    Workspace& workspace = thread_workspace();
+    const Index dims = std::max(p.key_dim, p.value_dim);
+    workspace.reserve(Workspace::room<Work>(n) + TileBuffer<T>::room(p, block) +
+                      n * (Workspace::room<T>(lanes * p.key_dim) +
+                           Workspace::room<T>(lanes * value_rows)) +
+                      Workspace::room<T>(lanes * dims) + Workspace::room<T>(block * p.key_dim) +
+                      Workspace::room<T>(block * p.value_dim) +
+                      Workspace::room<T>(p.dropout > 0 ? block * lanes : 0));
+    Work* works = workspace.take<Work>(n);
+    const TileBuffer<T> buffer(p, block, workspace);
+    T* rows = workspace.take<T>(lanes * dims);
+    T* key_scratch = workspace.take<T>(block * p.key_dim);
+    T* value_scratch = workspace.take<T>(block * p.value_dim);
+    T* factors = p.dropout > 0 ? workspace.take<T>(block * lanes) : nullptr;
+
+    Index from = p.keys, to = 0;
+    for (Index i = 0; i < n; ++i) {
+      Work& w = *new (&works[i]) Work;
+      const Index head = kv_head * p.group() + (first + i) / cut.panels;
+      w.index = (first + i) % cut.panels;
+      cut.cut(p, batch, head, w.index, w.panel);
+      w.state.start(p, w.panel, p.health != nullptr);
+      w.query = workspace.take<T>(lanes * p.key_dim);
+      w.output = workspace.take<T>(lanes * value_rows);
+      const Index q = w.panel.query[0];
+      pack_lanes(stage<T>(RowsIn(p.query, batch, head), q, q + w.panel.n, p.key_dim, 1, true, rows),
+                 w.panel.n, p.key_dim, static_cast<T>(p.scale_of(head) * kLog2e), w.query,
+                 w.panel.width, w.panel.width);
+      std::fill(w.output, w.output + value_rows * w.panel.width, T{0});
+      if (w.panel.first < w.panel.last) {
+        from = std::min(from, w.panel.first);
+        to = std::max(to, w.panel.last);
+      }
+    }
+
+    const RowsIn key_rows(p.key, batch, kv_head), value_rows_in(p.value, batch, kv_head);
+    for (Index k = from / block * block; k < to; k += block) {
+      const Index end = std::min(k + block, to);
+      const RowBlock<T> keys = stage(key_rows, k, end, p.key_dim, 1, n == 1, key_scratch);
+      const RowBlock<T> values = stage(value_rows_in, k, end, p.value_dim, 1, n == 1, value_scratch);
+      for (Index i = 0; i < n; ++i) {
+        Work& w = works[i];
+        ScoreTile<T> tile;
+        if (!prepare_tile(p, w.panel, k, end, buffer, tile)) continue;
+        const RowBlock<T> tile_keys{keys.row(tile.first - k), keys.stride};
+        const RowBlock<T> tile_values{values.row(tile.first - k), values.stride};
+        with_vectors(w.panel.vectors, [&](auto vectors) {
+          if (p.health)
+            attend<vectors, true>(w, tile, tile_keys, tile_values, factors);
+          else
+            attend<vectors, false>(w, tile, tile_keys, tile_values, factors);
+        });
+      }
+    }
+    for (Index i = 0; i < n; ++i) finish(works[i], rows);
+  }
+
+  template <int Vectors, bool Measured>
+  void attend(Work& w, ScoreTile<T>& tile, RowBlock<T> keys, RowBlock<T> values, T* factors) {
+    constexpr int W = kLanes<T>;
+    constexpr Index width = Vectors * W;
+    Seen<Vectors, T> seen, dressed;
+    const Index da = tile.dressed_first, db = tile.dressed_last;
+    multiply_scores<Vectors, Measured>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
+    multiply_scores<Vectors, false>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
+    multiply_scores<Vectors, Measured>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
+    if constexpr (Measured) note_extremes(seen, w.state);
+    if (da < db) {
+      if constexpr (Measured) measure_dressed(p, w.panel, tile, w.state);
+      dress_scores(p, w.panel, tile, seen.max);
+    }
+    alignas(64) T rescale[width];
+    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
+      for (Index d = 0; d < value_rows; ++d)
+        for (int v = 0; v < Vectors; ++v) {
+          T* at = w.output + d * width + v * W;
+          store(at, load(at) * load(rescale + v * W));
+        }
+    if (factors) {
+      dropout_factors(p, w.panel, tile.first, tile.n, factors);
+      for (Index x = 0; x < tile.n * width; x += W)
+        store(tile.scores + x, load(tile.scores + x) * load(factors + x));
+    }
+    if (tile.hides && !all_finite(values, da, db, p.value_dim))
+      return accumulate_seen<Vectors>(w, tile, values);
+    accumulate_lanes<Vectors>(values, tile.n, p.value_dim, tile.scores, width, w.output);
+  }
+
+  // The same sums in the same order, for a tile whose values hold a NaN or an infinity that some
+  // row must not see: 0·NaN would show.
+  template <int Vectors>
+  void accumulate_seen(Work& w, const ScoreTile<T>& tile, RowBlock<T> values) {
+    constexpr int W = kLanes<T>;
+    constexpr Index width = Vectors * W;
+    for (Index d = 0; d < p.value_dim; ++d)
+      for (int v = 0; v < Vectors; ++v) {
+        Vec<T> sum = load(w.output + d * width + v * W);
+        for (Index j = 0; j < tile.n; ++j) {
+          const Vec<T> next =
+              fma(splat(values.row(j)[d]), load(tile.scores + j * width + v * W), sum);
+          const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
+          sum = dressed ? select<T>(load(tile.mask.visible + (j - tile.dressed_first) * width + v * W),
+                                    next, sum)
+                        : next;
+        }
+        store(w.output + d * width + v * W, sum);
+      }
+  }
+
+  void finish(Work& w, T* scratch) {
+    constexpr int W = kLanes<T>;
+    const Index head = w.panel.head[0], query = w.panel.query[0];
+    alignas(64) T inverse[kMaxLanes<T>], lse[kMaxLanes<T>];
+    for (int at = 0; at < w.panel.width; at += W) {
+      const Vec<T> sum = load(w.state.sum + at);
+      store(inverse + at, inverse_sum<T>(sum));
+      store(lse + at, row_lse<T>(load(w.state.max + at), sum));
+    }
+    RowsIn out(p.output, w.panel.batch, head);
+    out.data = out.row(query);
+    unpack_lanes(w.output, w.panel.width, inverse, w.panel.n, p.value_dim, out, scratch);
+    if (p.lse) {
+      T* to = static_cast<T*>(p.lse) + (w.panel.batch * p.heads + head) * p.queries + query;
+      std::copy(lse, lse + w.panel.n, to);
+    }
+    if (p.health)
+      summarise(p, w.panel, w.state, 0, w.panel.n, records.record(w.panel.batch, head, w.index));
+  }
+};
+
+}  // namespace
+
+template <class T>
+void prefill(const Problem& p) {
+  Prefill<T>(p).run();
+}
+template void prefill<float>(const Problem&);
+template void prefill<double>(const Problem&);
+
+}  // namespace levelhead::LEVELHEAD_ISA

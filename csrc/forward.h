@@ -1,0 +1,116 @@
+// The two ways through the forward pass, and what they share.
+#pragma once
+
+#include "dropout.h"
+#include "summary.h"
+
+namespace levelhead::LEVELHEAD_ISA {
+
+// With this many queries or fewer a call is bound by reading K and V (decode); above, by arithmetic
+// (prefill). It depends on nothing but the number of queries, so a row's bits do not depend on the
+// batch or the threads.
+constexpr Index kDecodeQueries = 8;
+
+template <class T>
+void prefill(const Problem& p);
+template <class T>
+void decode(const Problem& p);
+template <class T>
+void write_weights(const Problem& p);  // needs p.lse
+
+// The value of x / sum for rows that saw nothing is 0; NaN stays NaN.
+template <class T>
+LH_INLINE Vec<T> inverse_sum(Vec<T> sum) {
+  return select<T>(sum == T{0}, Vec<T>{}, T{1} / sum);
+}
+
+// ln Σ exp(score): -inf for a row that saw nothing. sum - sum carries a NaN over.
+template <class T>
+LH_INLINE Vec<T> row_lse(Vec<T> top, Vec<T> sum) {
+  const Vec<T> lse = fma(top, splat(static_cast<T>(kLn2)), log<T>(sum)) + (sum - sum);
+  return select<T>(sum == T{0}, splat(-kInf<T>), lse);
+}
+
+// No element of rows [from, to) is NaN or infinite.
+template <class T>
+inline bool all_finite(RowBlock<T> rows, Index from, Index to, Index columns) {
+  constexpr int W = kLanes<T>;
+  Vec<T> probe = {};  // x·0 is NaN for those, and NaN stays
+  T rest = 0;
+  for (Index i = from; i < to; ++i) {
+    Index c = 0;
+    for (; c + W <= columns; c += W) probe = fma(load(rows.row(i) + c), Vec<T>{}, probe);
+    for (; c < columns; ++c) rest += rows.row(i)[c] * T{0};
+  }
+  return sum<T>(probe) + rest == T{0};
+}
+
+// Records of health sums, one for each panel of each head, merged in order at the end so that the
+// statistics do not depend on which thread came first either.
+class HealthRecords {
+ public:
+  HealthRecords(const Problem& p, Index per_head) : p_(p), per_head_(per_head) {
+    if (!p.health) return;
+    const std::size_t n = static_cast<std::size_t>(p.batch * p.heads * per_head * kHealthSums);
+    records_ = static_cast<double*>(std::malloc(n * sizeof(double) + 1));
+    if (!records_) throw std::bad_alloc();
+  }
+  ~HealthRecords() { std::free(records_); }
+  HealthRecords(const HealthRecords&) = delete;
+  HealthRecords& operator=(const HealthRecords&) = delete;
+
+  double* record(Index batch, Index head, Index i) {
+    return records_ + ((batch * p_.heads + head) * per_head_ + i) * kHealthSums;
+  }
+  void merge(Index batch, Index head) {
+    double* sums = p_.health + (batch * p_.heads + head) * kHealthSums;
+    clear_sums(sums);
+    for (Index i = 0; i < per_head_; ++i) merge_sums(sums, record(batch, head, i));
+  }
+
+ private:
+  const Problem& p_;
+  Index per_head_;
+  double* records_ = nullptr;
+};
+
+// Rows are cut into panels of 3 vectors, with a remainder of 2s: 8 vectors are 3 + 3 + 2 and 7 are
+// 3 + 2 + 2, because a panel of one vector cannot keep the multipliers busy.
+template <class T>
+struct PanelCut {
+  Index rows, threes, panels;
+
+  explicit PanelCut(Index n) : rows(n) {
+    const Index vectors = (n + kLanes<T> - 1) / kLanes<T>;
+    const Index twos = vectors % 3 == 0 ? 0 : vectors % 3 == 2 ? 1 : vectors >= 4 ? 2 : 0;
+    threes = (vectors - 2 * twos) / 3;
+    panels = threes + twos + (vectors == 1);
+  }
+  Index start(Index i) const {
+    return std::min(rows, kLanes<T> * (i <= threes ? 3 * i : 3 * threes + 2 * (i - threes)));
+  }
+  void cut(const Problem& p, Index batch, Index head, Index i, Panel<T>& panel) const {
+    const Index first = start(i);
+    panel.n = static_cast<int>((i + 1 == panels ? rows : start(i + 1)) - first);
+    panel.vectors = (panel.n + kLanes<T> - 1) / kLanes<T>;
+    panel.width = panel.vectors * kLanes<T>;
+    panel.batch = batch;
+    for (int lane = 0; lane < panel.n; ++lane) {
+      panel.head[lane] = head;
+      panel.query[lane] = first + lane;
+    }
+    panel.place(p, Band(p, batch));
+  }
+};
+
+// Calls f.template operator()<Vectors>() with the panel's number of vectors.
+template <class F>
+LH_INLINE void with_vectors(int vectors, F f) {
+  switch (vectors) {
+    case 1: return f(std::integral_constant<int, 1>{});
+    case 2: return f(std::integral_constant<int, 2>{});
+    default: return f(std::integral_constant<int, 3>{});
+  }
+}
+
+}  // namespace levelhead::LEVELHEAD_ISA

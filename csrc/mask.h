@@ -1,0 +1,193 @@
+// Who sees whom. Causal, window, query_offset and key_lengths together leave every query one
+// interval of keys (the band); a dense mask cuts further holes into it.
+#pragma once
+
+#include <algorithm>
+
+#include "gemm.h"
+#include "pack.h"
+
+namespace levelhead::LEVELHEAD_ISA {
+
+template <class T>
+constexpr int kMaxLanes = kMaxVectors * kLanes<T>;
+
+// The keys [low(i), high(i)) that query i of a batch entry may see. Both ends grow with i.
+struct Band {
+  Index left, right, offset, length;
+
+  Band(const Problem& p, Index batch)
+      : left(p.left), right(p.right), offset(p.offset(batch)), length(p.length(batch)) {}
+  Index low(Index i) const { return std::clamp<Index>(offset + i - left, 0, length); }
+  Index high(Index i) const {
+    return std::max(low(i), std::clamp<Index>(offset + i + right + 1, 0, length));
+  }
+};
+
+// The rows that share one tile of scores, one a lane; their number is at most `width`, a multiple
+// of the vector length. Lanes past `n` compute on zeros and are never looked at.
+template <class T>
+struct Panel {
+  int vectors = 0, width = 0, n = 0;
+  Index batch = 0;
+  Index head[kMaxLanes<T>], query[kMaxLanes<T>];
+  alignas(64) Int<T> low[kMaxLanes<T>], high[kMaxLanes<T>];  // the band, by lane
+  alignas(64) T position[kMaxLanes<T>];
+  Index first = 0, last = 0;              // keys that some lane sees
+  Index inner_first = 0, inner_last = 0;  // keys that every lane sees (before a dense mask)
+
+  // After n, head and query are set.
+  void place(const Problem& p, const Band& band) {
+    first = inner_last = p.keys;
+    last = inner_first = 0;
+    for (int lane = 0; lane < width; ++lane) {
+      const Index i = query[std::min(lane, n - 1)];
+      const Index l = band.low(i), h = band.high(i);
+      low[lane] = static_cast<Int<T>>(l);
+      high[lane] = static_cast<Int<T>>(h);
+      position[lane] = static_cast<T>(band.offset + i);
+      if (l < h) {
+        first = std::min(first, l);
+        last = std::max(last, h);
+      }
+      inner_first = std::max(inner_first, l);
+      inner_last = std::min(inner_last, h);
+    }
+    if (last < first) first = last = 0;
+    if (inner_last < inner_first) inner_first = inner_last = last;
+  }
+};
+
+// The part of a dense mask that one tile needs, lanes side by side as the scores are.
+template <class T>
+struct TileMask {
+  Int<T>* visible;  // [key][lane]: -1 or 0
+  T* bias;          // [key][lane], in units of ln 2; only with a floating mask
+  bool has_bias = false;
+};
+
+// A bias at or below half of its dtype's lowest number means "hidden" to the statistics (in units
+// of ln 2).
+template <class T>
+inline T statistically_hidden(const Problem& p) {
+  double lowest = -double{std::numeric_limits<float>::max()};
+  if (p.mask.dtype == Dtype::f64) lowest = -std::numeric_limits<double>::max();
+  if (p.mask.dtype == Dtype::f16) lowest = -65504.0;
+  if (p.mask.dtype == Dtype::bf16) lowest = -0x1.fep127;
+  return static_cast<T>(std::max(lowest / 2 * kLog2e, double{std::numeric_limits<T>::lowest()}));
+}
+
+// 8 rows of 8 bytes <-> 8 columns of 8 bytes, by swapping ever larger blocks.
+LH_INLINE void transpose_bytes(std::uint64_t (&x)[8]) {
+  auto swap = [&](int i, int j, int shift, std::uint64_t keep) {
+    const std::uint64_t t = (x[i] >> shift ^ x[j]) & keep;
+    x[j] ^= t;
+    x[i] ^= t << shift;
+  };
+  for (int i = 0; i < 8; i += 2) swap(i, i + 1, 8, 0x00ff00ff00ff00ffu);
+  for (int i : {0, 1, 4, 5}) swap(i, i + 2, 16, 0x0000ffff0000ffffu);
+  for (int i = 0; i < 4; ++i) swap(i, i + 4, 32, 0x00000000ffffffffu);
+}
+
+// visible[key][lane] &= the boolean mask, for keys [first, last) of the panel's rows.
+template <class T>
+inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index first, Index last,
+                               Int<T>* visible) {
+  const Index step = p.mask.column_stride;
+  for (int lane = 0; lane < panel.n; lane += 8) {
+    const int lanes = std::min(8, panel.n - lane);
+    const std::uint8_t* row[8];
+    for (int x = 0; x < lanes; ++x)
+      row[x] = reinterpret_cast<const std::uint8_t*>(p.mask.matrix(panel.batch, panel.head[lane + x])) +
+               panel.query[lane + x] * p.mask.row_stride;
+    Index j = first;
+    if (step == 1 && lanes == 8 && panel.width - lane >= 8) {
+      for (; j + 8 <= last; j += 8) {
+        std::uint64_t block[8], all = ~std::uint64_t{0};
+        for (int x = 0; x < 8; ++x) {
+          std::memcpy(&block[x], row[x] + j, 8);
+          all &= block[x];
+        }
+        if (all == 0x0101010101010101u) continue;
+        transpose_bytes(block);
+        for (int y = 0; y < 8; ++y) {
+          std::int8_t column[8];
+          std::memcpy(column, &block[y], 8);
+          Int<T>* to = visible + (j - first + y) * panel.width + lane;
+          for (int x = 0; x < 8; ++x) to[x] &= -static_cast<Int<T>>(column[x]);
+        }
+      }
+    }
+    for (; j < last; ++j)
+      for (int x = 0; x < lanes; ++x)
+        visible[(j - first) * panel.width + lane + x] &= -static_cast<Int<T>>(row[x][j * step] != 0);
+  }
+}
+
+// bias[key][lane] from a floating mask; a bias of -inf hides its pair as a boolean mask would.
+template <class T>
+inline void apply_bias(const Problem& p, const Panel<T>& panel, Index first, Index last,
+                       Int<T>* visible, T* bias) {
+  constexpr int W = kLanes<T>;
+  constexpr Index kRun = 64;
+  T run[W * kRun];
+  const Index size = static_cast<Index>(size_of(p.mask.dtype)), step = p.mask.column_stride;
+  for (int lane = 0; lane < panel.width; lane += W) {
+    const int lanes = std::clamp(panel.n - lane, 0, W);
+    for (Index j = first; j < last; j += kRun) {
+      const Index n = std::min(kRun, last - j);
+      for (int x = 0; x < lanes; ++x)
+        read_row(p.mask.dtype,
+                 p.mask.matrix(panel.batch, panel.head[lane + x]) +
+                     (panel.query[lane + x] * p.mask.row_stride + j * step) * size,
+                 step, n, run + x * kRun);
+      pack_lanes(RowBlock<T>{run, kRun}, lanes, n, T{1}, bias + (j - first) * panel.width + lane,
+                 panel.width, W);
+    }
+    // The lowest finite bias must stay finite in units of ln 2: a row of nothing else is uniform.
+    const Vec<T> lowest = splat(std::numeric_limits<T>::lowest());
+    for (Index j = 0; j < last - first; ++j) {
+      const Index at = j * panel.width + lane;
+      const Vec<T> b = load(bias + at);
+      store(visible + at, load(visible + at) & (b != -kInf<T>));
+      store(bias + at, max(lowest, b * static_cast<T>(kLog2e)));
+    }
+  }
+}
+
+// Fills `mask` for keys [first, last) and narrows that range to what some row sees. True if a pair
+// in what remains is hidden.
+template <class T>
+inline bool fill_mask(const Problem& p, const Panel<T>& panel, Index& first, Index& last,
+                      TileMask<T>& mask) {
+  constexpr int W = kLanes<T>;
+  const Index from = first;
+  for (Index j = first; j < last; ++j) {
+    const IntVec<T> key = splat(static_cast<Int<T>>(j));
+    for (int v = 0; v < panel.vectors; ++v)
+      store(mask.visible + (j - from) * panel.width + v * W,
+            (key >= load(panel.low + v * W)) & (key < load(panel.high + v * W)));
+  }
+  mask.has_bias = p.mask && p.mask.dtype != Dtype::boolean;
+  if (mask.has_bias)
+    apply_bias(p, panel, first, last, mask.visible, mask.bias);
+  else if (p.mask)
+    apply_boolean_mask(p, panel, first, last, mask.visible);
+
+  auto seen = [&](Index j) {
+    IntVec<T> some = {};
+    for (int v = 0; v < panel.vectors; ++v)
+      some |= load(mask.visible + (j - from) * panel.width + v * W) &
+              (iota<Int<T>>() + Int<T>(v * W) < Int<T>(panel.n));
+    return any(some);
+  };
+  while (first < last && !seen(first)) ++first;
+  while (first < last && !seen(last - 1)) --last;
+  mask.visible += (first - from) * panel.width;
+  mask.bias += (first - from) * panel.width;
+  IntVec<T> hidden = {};
+  for (Index x = 0; x < (last - first) * panel.width; x += W) hidden |= ~load(mask.visible + x);
+  return any(hidden);
+}
+
+}  // namespace levelhead::LEVELHEAD_ISA

@@ -1,0 +1,106 @@
+// One struct describes a call; everything else takes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace levelhead {
+
+using Index = std::int64_t;
+
+enum class Dtype : std::uint8_t { f32, f64, f16, bf16, boolean };
+
+constexpr std::size_t size_of(Dtype t) {
+  return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : t == Dtype::boolean ? 1 : 2;
+}
+
+// An array of shape (batch..., heads, rows, columns). Strides are in elements and may be zero
+// (broadcast) or negative; the leading batch dimensions need not be collapsible.
+struct Tensor {
+  static constexpr int kMaxBatchDims = 12;
+
+  void* data = nullptr;
+  Dtype dtype = Dtype::f32;
+  int batch_dims = 0;
+  Index batch_shape[kMaxBatchDims] = {};
+  Index batch_stride[kMaxBatchDims] = {};
+  Index heads = 0, rows = 0, columns = 0;
+  Index head_stride = 0, row_stride = 0, column_stride = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+
+  // The first element of matrix (batch, head); `batch` counts the batch entries in C order.
+  char* matrix(Index batch, Index head) const {
+    Index offset = head * head_stride;
+    for (int d = batch_dims - 1; d >= 0; --d) {
+      offset += batch % batch_shape[d] * batch_stride[d];
+      batch /= batch_shape[d];
+    }
+    return static_cast<char*>(data) + offset * static_cast<Index>(size_of(dtype));
+  }
+};
+
+constexpr Index kOpen = std::numeric_limits<Index>::max() / 4;  // a window side without a limit
+
+// Columns of one head's health sums, in the order that levelhead._health.HEALTH_SUMS names them.
+enum HealthSum : int {
+  kRows, kPairs, kEmptyRows, kNonfiniteRows, kFiniteRows, kChoiceRows, kWidestRow, kScoreCount,
+  kScoreMax, kScoreMin, kScoreMean, kScoreM2, kLargeScores, kEntropy, kEntropyRatio,
+  kEffectiveKeys, kTopWeight, kSaturated, kSignal, kJacobianNorm, kFirstKey, kDistance, kNullMass,
+  kHealthSums
+};
+enum GradSum : int { kWeightGradSq, kScoreGradSq, kGradSums };
+
+constexpr double kLargeScore = 100.0;      // |score| beyond this counts as large
+constexpr double kSaturatedWeight = 0.99;  // a row whose largest weight passes this is saturated
+
+struct Problem {
+  Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, key_dim = 0, value_dim = 0;
+  Tensor query, key, value;
+  Tensor mask;  // boolean or floating; broadcast dimensions have stride 0
+
+  // A query at position p sees the keys p - left ... p + right. Causal is right = 0.
+  Index left = kOpen, right = kOpen;
+  Index query_offset = 0;
+  const Index* query_offsets = nullptr;  // one a batch entry; overrides query_offset
+  const Index* key_lengths = nullptr;    // one a batch entry
+
+  double scale = 1.0;
+  const double* scales = nullptr;  // one a head; overrides scale
+  double softcap = 0.0;            // 0: none
+  const double* sinks = nullptr;   // one a head
+  double dropout = 0.0;
+  std::uint64_t seed = 0;
+  int threads = 1;
+
+  Tensor output;           // (batch..., heads, queries, value_dim)
+  void* lse = nullptr;     // (batch, heads, queries) contiguous, float (double for f64)
+  Tensor weights;          // (batch..., heads, queries, keys), or empty
+  double* health = nullptr;  // (batch, heads, kHealthSums), or null
+
+  // Backward only.
+  Tensor grad_output, grad_query, grad_key, grad_value, grad_mask;
+  double* grad_health = nullptr;  // (batch, heads, kGradSums), or null
+
+  Index group() const { return heads / kv_heads; }
+  double scale_of(Index head) const { return scales ? scales[head] : scale; }
+  Index length(Index b) const { return key_lengths ? key_lengths[b] : keys; }
+  Index offset(Index b) const { return query_offsets ? query_offsets[b] : query_offset; }
+};
+
+// What one instruction set's build of the kernels offers.
+struct Kernels {
+  const char* isa;
+  int vector_bytes;
+  void (*forward)(const Problem&);
+  void (*backward)(const Problem&);
+  double (*fma_peak)(int threads);        // GFLOP/s, float32
+  double (*read_bandwidth)(int threads);  // GB/s
+  void (*exp2_f32)(const float* x, float* y, Index n);  // exposed for the ulp tests
+  void (*exp2_f64)(const double* x, double* y, Index n);
+};
+
+const Kernels& kernels();  // the best this CPU runs, or the one LEVELHEAD_ISA names
+
+}  // namespace levelhead

@@ -1,0 +1,242 @@
+// One vector type and the few functions the kernels need of it. The same source is compiled once
+// for each instruction set (CMakeLists.txt); LEVELHEAD_ISA names the namespace of this build.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#include "problem.h"
+
+#if !defined(LEVELHEAD_ISA)
+#define LEVELHEAD_ISA portable
+#endif
+#if defined(__AVX2__)
+#define LEVELHEAD_VECTOR_BYTES 32
+#else
+#define LEVELHEAD_VECTOR_BYTES 16
+#endif
+#define LH_INLINE inline __attribute__((always_inline))
+#define LH_INLINE_LAMBDA __attribute__((always_inline))
+
+namespace levelhead::LEVELHEAD_ISA {
+
+constexpr int kVectorBytes = LEVELHEAD_VECTOR_BYTES;
+
+// GCC and Clang vector extensions: + - * / and comparisons are elementwise. There is no implicit
+// contraction (-ffp-contract=off), so what is fused is written fma().
+template <class T>
+struct VecOf {
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Vec = typename VecOf<T>::type;
+template <class T>
+using Int = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;
+template <class T>
+using IntVec = Vec<Int<T>>;  // also what a comparison of Vec<T> gives: 0 or -1 a lane
+
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <class T>
+constexpr T kInf = std::numeric_limits<T>::infinity();
+
+constexpr double kLog2e = 1.4426950408889634;
+constexpr double kLn2 = 0.6931471805599453;
+
+template <class T>
+LH_INLINE Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class T, class V>
+LH_INLINE void store(T* p, V v) {
+  static_assert(sizeof v == kVectorBytes);
+  std::memcpy(p, &v, sizeof v);
+}
+template <class T>
+LH_INLINE Vec<T> splat(T x) {
+  return x - Vec<T>{};  // x - 0, not x + 0, so that -0 stays -0
+}
+// Asks for the cache line of p[i], which need not exist.
+template <class T>
+LH_INLINE void prefetch(const T* p, Index i) {
+  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) +
+                                                   static_cast<std::uintptr_t>(i) * sizeof(T)));
+}
+// {0, 1, 2, ...}
+template <class T>
+LH_INLINE Vec<T> iota() {
+  Vec<T> v;
+  for (int i = 0; i < kLanes<T>; ++i) v[i] = static_cast<T>(i);
+  return v;
+}
+template <class T>
+LH_INLINE Vec<T> select(IntVec<T> mask, Vec<T> yes, Vec<T> no) {
+  return mask ? yes : no;
+}
+
+using VecF = Vec<float>;
+using VecD = Vec<double>;
+
+// fma(): one rounding where the instruction set has it, two where it has not.
+// max(a, b) and min(a, b) give b when either is NaN, as the x86 instructions do.
+#if defined(__AVX2__) && defined(__FMA__)
+LH_INLINE VecF fma(VecF a, VecF b, VecF c) { return _mm256_fmadd_ps(a, b, c); }
+LH_INLINE VecD fma(VecD a, VecD b, VecD c) { return _mm256_fmadd_pd(a, b, c); }
+LH_INLINE VecF max(VecF a, VecF b) { return _mm256_max_ps(a, b); }
+LH_INLINE VecD max(VecD a, VecD b) { return _mm256_max_pd(a, b); }
+LH_INLINE VecF min(VecF a, VecF b) { return _mm256_min_ps(a, b); }
+LH_INLINE VecD min(VecD a, VecD b) { return _mm256_min_pd(a, b); }
+LH_INLINE VecF sqrt(VecF a) { return _mm256_sqrt_ps(a); }
+LH_INLINE VecD sqrt(VecD a) { return _mm256_sqrt_pd(a); }
+template <class V>
+LH_INLINE bool any(V mask) { return !_mm256_testz_si256((__m256i)mask, (__m256i)mask); }
+#else
+template <class V>
+LH_INLINE V fma(V a, V b, V c) { return a * b + c; }
+#if defined(__SSE2__)
+LH_INLINE VecF max(VecF a, VecF b) { return _mm_max_ps(a, b); }
+LH_INLINE VecD max(VecD a, VecD b) { return _mm_max_pd(a, b); }
+LH_INLINE VecF min(VecF a, VecF b) { return _mm_min_ps(a, b); }
+LH_INLINE VecD min(VecD a, VecD b) { return _mm_min_pd(a, b); }
+LH_INLINE VecF sqrt(VecF a) { return _mm_sqrt_ps(a); }
+LH_INLINE VecD sqrt(VecD a) { return _mm_sqrt_pd(a); }
+#else
+template <class V>
+LH_INLINE V max(V a, V b) { return a > b ? a : b; }
+template <class V>
+LH_INLINE V min(V a, V b) { return a < b ? a : b; }
+template <class V>
+LH_INLINE V sqrt(V a) {
+  for (std::size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i) a[i] = std::sqrt(a[i]);
+  return a;
+}
+#endif
+template <class V>
+LH_INLINE bool any(V mask) {
+  Vec<std::int64_t> m;
+  std::memcpy(&m, &mask, sizeof m);
+  return (m[0] | m[1]) != 0;
+}
+#endif
+
+template <class T>
+LH_INLINE T sum(Vec<T> v) {  // a fixed tree: halves, quarters, ...
+  T lane[kLanes<T>];
+  store(lane, v);
+  for (int n = kLanes<T> / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
+  return lane[0];
+}
+
+// 2^x for x <= 0 (and NaN). n = round(x), f = x - n in [-1/2, 1/2], 2^f = 1 + q by a minimax
+// polynomial, 2^x = 2^n + q·2^n. Three properties that the rest relies on:
+// - 2^0 = 1 exactly: a row that sees one key returns its value unchanged;
+// - below the smallest normal number, and for -inf, the result is exactly 0: n = -bias makes the
+//   factor 2^n come out as +0;
+// - NaN stays NaN: max() gives its second operand.
+// Errors over the whole range are measured by tests/test_numerics.py: f32 under 1.5 ulp (degree
+// 5), f64 under 1.2 ulp (degree 11). Degree 6 in f32 would give 0.8 ulp for 0.7 % of the forward
+// pass; the rounding of the scores dwarfs both.
+template <class T>
+constexpr T kExp2Floor = sizeof(T) == 8 ? T(-1023) : T(-127);
+
+template <class T>
+struct Exp2Parts {
+  Vec<T> scale, q;
+};
+LH_INLINE Exp2Parts<float> exp2_parts(VecF x) {  // kExp2Floor <= x <= 0
+  const VecF magic = splat(0x1.8p23f + 127.0f);  // adding it rounds, and leaves n + bias below
+  const VecF shifted = x + magic;
+  const VecF f = x - (shifted - magic);
+  VecF p = splat(1.3264601772589488e-3f);
+  p = fma(p, f, splat(9.671510928109472e-3f));
+  p = fma(p, f, splat(5.550734123184082e-2f));
+  p = fma(p, f, splat(2.4022242137014152e-1f));
+  p = fma(p, f, splat(6.931469774479893e-1f));
+  return {(VecF)((Vec<std::int32_t>)shifted << 23), p * f};
+}
+LH_INLINE Exp2Parts<double> exp2_parts(VecD x) {
+  const VecD magic = splat(0x1.8p52 + 1023.0);
+  const VecD shifted = x + magic;
+  const VecD f = x - (shifted - magic);
+  VecD p = splat(4.4549605981865186e-10);
+  p = fma(p, f, splat(7.072585949269223e-09));
+  p = fma(p, f, splat(1.0178062445845774e-07));
+  p = fma(p, f, splat(1.321544258792169e-06));
+  p = fma(p, f, splat(1.525273382983612e-05));
+  p = fma(p, f, splat(1.540353044173605e-04));
+  p = fma(p, f, splat(1.3333558146416936e-03));
+  p = fma(p, f, splat(9.618129107606888e-03));
+  p = fma(p, f, splat(5.55041086648216e-02));
+  p = fma(p, f, splat(2.4022650695910097e-01));
+  p = fma(p, f, splat(6.931471805599453e-01));
+  return {(VecD)((Vec<std::int64_t>)shifted << 52), p * f};
+}
+
+template <class T>
+LH_INLINE Vec<T> clamp_exp2(Vec<T> x) {
+  return max(splat(kExp2Floor<T>), x);
+}
+template <class T>
+LH_INLINE Vec<T> exp2_clamped(Vec<T> x) {
+  const Exp2Parts<T> e = exp2_parts(x);
+  return fma(e.q, e.scale, e.scale);
+}
+template <class T>
+LH_INLINE Vec<T> exp2(Vec<T> x) {
+  return exp2_clamped<T>(clamp_exp2<T>(x));
+}
+
+// tanh by expm1(-2|x|) = 2^t - 1 = (2^n - 1) + q·2^n, which does not cancel for small |x|.
+template <class T>
+LH_INLINE Vec<T> tanh(Vec<T> x) {
+  const IntVec<T> negative = x < T{0};
+  const Vec<T> magnitude = select<T>(negative, -x, x);
+  const Exp2Parts<T> e = exp2_parts(clamp_exp2<T>(magnitude * static_cast<T>(-2 * kLog2e)));
+  const Vec<T> em1 = fma(e.q, e.scale, e.scale - T{1});
+  const Vec<T> t = -em1 / (em1 + T{2});
+  return select<T>(negative, -t, t);
+}
+
+// ln(x) for normal x > 0: x = 2^n m with m in [sqrt(1/2), sqrt(2)), ln m = 2 atanh(z),
+// z = (m-1)/(m+1), by its Taylor series (z^2 < 0.0295). Relatively accurate next to 1 too.
+template <class T>
+LH_INLINE Vec<T> log(Vec<T> x) {
+  constexpr int kMantissa = std::numeric_limits<T>::digits - 1;
+  constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
+  constexpr int kTerms = sizeof(T) == 8 ? 12 : 5;
+  // Offsetting by the bits of sqrt(1/2) makes the exponent field switch there instead of at 1.
+  const T root_half = static_cast<T>(0.70710678118654752);
+  Int<T> root_bits;
+  std::memcpy(&root_bits, &root_half, sizeof root_bits);
+  const IntVec<T> bits = (IntVec<T>)x - root_bits;
+  const IntVec<T> n = bits >> kMantissa;
+  const Vec<T> m = (Vec<T>)((bits & ((Int<T>{1} << kMantissa) - 1)) + root_bits);
+  (void)kBias;
+  const Vec<T> z = (m - T{1}) / (m + T{1}), z2 = z * z;
+  Vec<T> p = splat(T{1} / T(2 * kTerms + 1));
+  for (int k = kTerms - 1; k > 0; --k) p = fma(p, z2, splat(T{1} / T(2 * k + 1)));
+  const Vec<T> two_z = z + z;
+  return fma(__builtin_convertvector(n, Vec<T>), splat(static_cast<T>(kLn2)),
+             fma(two_z * z2, p, two_z));
+}
+
+// ln(1 + x) for x >= 0 without cancellation: ln(u)·x/(u-1) corrects the rounding of u = 1 + x.
+template <class T>
+LH_INLINE Vec<T> log1p(Vec<T> x) {
+  const Vec<T> u = x + T{1}, rounded = u - T{1};
+  const IntVec<T> tiny = rounded == T{0};
+  return select<T>(tiny, x, log<T>(u) * (x / select<T>(tiny, splat(T{1}), rounded)));
+}
+
+}  // namespace levelhead::LEVELHEAD_ISA

@@ -1,0 +1,172 @@
+// The tile of scores of one panel, from raw products to weights. Scores are kept in units of ln 2
+// (the queries are packed times scale·log2(e)), so that the exponential is 2^x without a product.
+#pragma once
+
+#include "mask.h"
+#include "workspace.h"
+
+namespace levelhead::LEVELHEAD_ISA {
+
+// scores[key][lane] for n keys from number `first` on. Keys [dressed_first, dressed_last) of the
+// tile are those that a mask, a bias or the softcap touches; the others are what the product gave.
+template <class T>
+struct ScoreTile {
+  T* scores;
+  Index first = 0, n = 0;
+  Index dressed_first = 0, dressed_last = 0;
+  TileMask<T> mask = {};  // for the dressed keys
+  bool hides = false;     // some dressed pair is hidden
+};
+
+// Memory of one tile of up to `keys` keys.
+template <class T>
+struct TileBuffer {
+  T* scores;
+  Int<T>* visible;
+  T* bias;
+
+  static std::size_t room(const Problem& p, Index keys) {
+    const Index n = (keys + kTileRows) * kMaxLanes<T>;
+    return Workspace::room<T>(n) * (1 + p.mask.operator bool()) + Workspace::room<Int<T>>(n);
+  }
+  TileBuffer(const Problem& p, Index keys, Workspace& workspace) {
+    const Index n = (keys + kTileRows) * kMaxLanes<T>;
+    scores = workspace.take<T>(n);
+    visible = workspace.take<Int<T>>(n);
+    bias = p.mask ? workspace.take<T>(n) : nullptr;
+  }
+};
+
+// Sets up the tile of a panel's scores for keys among [from, to): which of them anyone sees, and
+// which need dressing. False if nobody sees any.
+template <class T>
+inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, Index to,
+                         const TileBuffer<T>& buffer, ScoreTile<T>& tile) {
+  from = std::max(from, panel.first);
+  to = std::min(to, panel.last);
+  if (from >= to) return false;
+  Index dress_from = from, dress_to = to;
+  const bool all = p.mask || p.softcap > 0;
+  if (!all) {
+    if (from >= panel.inner_first) dress_from = std::max(from, panel.inner_last);
+    if (to <= panel.inner_last) dress_to = std::min(to, panel.inner_first);
+  }
+  tile.scores = buffer.scores;
+  tile.mask = {buffer.visible, buffer.bias, false};
+  tile.hides = false;
+  if (dress_from >= dress_to) {
+    dress_from = dress_to = from;
+  } else if (p.mask || from < panel.inner_first || to > panel.inner_last) {
+    const bool at_start = dress_from == from, at_end = dress_to == to;
+    tile.hides = fill_mask(p, panel, dress_from, dress_to, tile.mask);
+    if (at_start) from = dress_from;
+    if (at_end) to = dress_to;
+    if (from >= to) return false;
+  }
+  tile.first = from;
+  tile.n = to - from;
+  tile.dressed_first = dress_from - from;
+  tile.dressed_last = dress_to - from;
+  return true;
+}
+
+// What the products' epilogue sees of the scores, lane by lane.
+template <int Vectors, class T>
+struct Seen {
+  Vec<T> max[Vectors], min[Vectors], sum[Vectors];  // min and sum: plain keys, if measured
+
+  Seen() {
+    for (int v = 0; v < Vectors; ++v) {
+      max[v] = splat(-kInf<T>);
+      min[v] = splat(kInf<T>);
+      sum[v] = Vec<T>{};
+    }
+  }
+};
+
+// Scores of the tile's keys [from, to); `keys.row(0)` is the tile's first key. The last step of
+// four may repeat a key into up to three rows after `to`, which are written again or not read.
+template <int Vectors, bool Measured, class T>
+inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* packed_query, Index dim,
+                            T* scores, Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>;
+  constexpr Index width = Vectors * W;
+  Vec<T> top[Vectors], least[Vectors], sum[Vectors];
+  for (int v = 0; v < Vectors; ++v) {
+    top[v] = seen.max[v];
+    least[v] = seen.min[v];
+    sum[v] = seen.sum[v];
+  }
+  auto step = [&](Index j, int valid) LH_INLINE_LAMBDA {
+    const T* a[kTileRows];
+    for (int r = 0; r < kTileRows; ++r) a[r] = keys.row(r < valid ? j + r : j + valid - 1);
+    multiply<kTileRows, Vectors, true, false>(
+        dim, a, 1, packed_query, width, scores, 0, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
+          store(scores + (j + r) * width + v * W, x);
+          if (r >= valid) return;
+          top[v] = max(top[v], x);
+          if constexpr (Measured) {
+            least[v] = min(least[v], x);
+            sum[v] += x;
+          }
+        });
+  };
+  Index j = from;
+  for (; j + kTileRows <= to; j += kTileRows) step(j, kTileRows);
+  if (j < to) step(j, static_cast<int>(to - j));
+  for (int v = 0; v < Vectors; ++v) {
+    seen.max[v] = top[v];
+    seen.min[v] = least[v];
+    seen.sum[v] = sum[v];
+  }
+}
+
+// Softcap, bias and hiding on the dressed keys: raw scores become what enters the softmax.
+template <class T>
+inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
+                         Vec<T>* top) {
+  constexpr int W = kLanes<T>;
+  const T cap = static_cast<T>(p.softcap * kLog2e), per_cap = T{1} / cap;
+  for (int v = 0; v < panel.vectors; ++v) {
+    Vec<T> highest = top[v];
+    for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
+      T* at = tile.scores + j * panel.width + v * W;
+      const Index mask_at = (j - tile.dressed_first) * panel.width + v * W;
+      Vec<T> x = load(at);
+      if (p.softcap > 0) x = tanh<T>(x * per_cap) * cap;
+      if (tile.mask.has_bias) x += load(tile.mask.bias + mask_at);
+      if (tile.hides) x = select<T>(load(tile.mask.visible + mask_at), x, splat(-kInf<T>));
+      store(at, x);
+      highest = max(highest, x);
+    }
+    top[v] = highest;
+  }
+}
+
+// Replaces scores by 2^(score - shift) and adds them to sum, key by key in order.
+template <int Vectors, class T>
+inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum) {
+  constexpr int W = kLanes<T>;
+  Vec<T> s[Vectors], m[Vectors];
+  for (int v = 0; v < Vectors; ++v) {
+    s[v] = sum[v];
+    m[v] = shift[v];
+  }
+  for (Index j = 0; j < n; ++j) {
+    for (int v = 0; v < Vectors; ++v) {
+      T* at = scores + (j * Vectors + v) * W;
+      const Vec<T> e = exp2<T>(load(at) - m[v]);
+      store(at, e);
+      s[v] += e;
+    }
+  }
+  for (int v = 0; v < Vectors; ++v) sum[v] = s[v];
+}
+
+// A row that has seen nothing has the maximum -inf; 0 in its place keeps -inf - max from being NaN.
+template <class T>
+LH_INLINE Vec<T> finite_shift(Vec<T> top) {
+  return select<T>(top == -kInf<T>, Vec<T>{}, top);
+}
+
+}  // namespace levelhead::LEVELHEAD_ISA

@@ -1,0 +1,166 @@
+#include "threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "workspace.h"
+
+namespace levelhead {
+namespace {
+
+int cgroup_quota() {
+  long long quota = 0, period = 0;
+  if (std::FILE* f = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {  // "max 100000" has no limit
+    const int got = std::fscanf(f, "%lld %lld", &quota, &period);
+    std::fclose(f);
+    if (got == 2 && quota > 0 && period > 0)
+      return static_cast<int>(std::ceil(static_cast<double>(quota) / static_cast<double>(period)));
+  }
+  return 0;
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+struct Job {
+  void (*task)(void*, Index) = nullptr;
+  void* context = nullptr;
+  Index n = 0;
+  std::atomic<Index> next{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error = nullptr;
+
+  void work() {
+    for (Index i; !failed.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < n;) {
+      try {
+        task(context, i);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+  }
+};
+
+// Workers wait a moment spinning (calls often come in a row, and waking a sleeper costs tens of
+// microseconds), then sleep, so that an idle pool takes nothing from PyTorch's or anyone's threads.
+class Pool {
+ public:
+  bool try_run(Job& job, int helpers) {
+    std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    if (!owner) return false;
+    while (static_cast<int>(workers_) < helpers) {
+      try {
+        std::thread(&Pool::loop, this, static_cast<int>(workers_)).detach();
+      } catch (const std::system_error&) {
+        break;  // no more threads to be had: the rest do the work
+      }
+      ++workers_;
+    }
+    helpers = helpers < workers_ ? helpers : workers_;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = &job;
+      invited_ = helpers;
+      active_.store(helpers, std::memory_order_relaxed);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+    if (sleepers_.load() > 0) wake_.notify_all();
+    job.work();
+    while (active_.load(std::memory_order_acquire) != 0) relax();
+    return true;
+  }
+
+ private:
+  static constexpr int kSpins = 4000;  // about 50 to 100 microseconds
+
+  void loop(int id) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      for (int spin = 0; generation_.load(std::memory_order_acquire) == seen; ++spin) {
+        if (spin < kSpins) {
+          relax();
+          continue;
+        }
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+        sleepers_.fetch_sub(1);
+      }
+      Job* job = nullptr;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        seen = generation_.load(std::memory_order_relaxed);
+        if (id < invited_) job = job_;
+      }
+      if (!job) continue;
+      job->work();
+      active_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex owner_, mutex_;
+  std::condition_variable wake_;
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> sleepers_{0}, active_{0};
+  Job* job_ = nullptr;
+  int invited_ = 0, workers_ = 0;
+};
+
+// Never destroyed: detached workers may still look at it while the process exits. A forked child
+// has none of its parent's threads, and perhaps a lock that nobody will release: it gets a new pool.
+std::atomic<Pool*> the_pool{nullptr};
+
+Pool& pool() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    the_pool = new Pool;
+    pthread_atfork(nullptr, nullptr, [] { the_pool = new Pool; });
+  });
+  return *the_pool;
+}
+
+}  // namespace
+
+int available_threads() {
+  int n = static_cast<int>(std::thread::hardware_concurrency());
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) n = CPU_COUNT(&set);
+  if (const int quota = cgroup_quota(); quota > 0 && quota < n) n = quota;
+  if (const char* text = std::getenv("OMP_NUM_THREADS")) {
+    const int wish = std::atoi(text);
+    if (wish > 0 && wish < n) n = wish;
+  }
+  return n > 0 ? n : 1;
+}
+
+void run_tasks(Index n, int threads, void (*task)(void*, Index), void* context) {
+  Job job;
+  job.task = task;
+  job.context = context;
+  job.n = n;
+  const Index helpers = (threads < n ? threads : n) - 1;
+  if (helpers <= 0 || !pool().try_run(job, static_cast<int>(helpers))) job.work();
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+Workspace& thread_workspace() {
+  thread_local Workspace workspace;
+  return workspace;
+}
+
+}  // namespace levelhead
