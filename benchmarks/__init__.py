@@ -1,0 +1,1 @@
+"""The benchmark: Levelhead against the other CPU attentions, and against the machine itself."""
