@@ -254,19 +254,17 @@ class Decode {
           if constexpr (Measured) {
             seen.min[v] = min(seen.min[v], x);
             seen.sum[v] += x;
+            seen.count[v] += T{1};
           }
         }
     };
     look(0, da);
     look(db, tile.n);
-    if constexpr (Measured) note_extremes(seen, w.state);
-    if (da < db) {
-      if constexpr (Measured) measure_dressed(p, w.panel, tile, w.state);
-      dress_scores(p, w.panel, tile, seen.max);
-    }
+    const bool raw = only_hides(p, tile);
+    dress_tile<Vectors, Measured>(p, w.panel, tile, raw, seen, w.state);
     alignas(64) T rescale[width];
     T* output = w.output();
-    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
+    if (softmax_step<Vectors, Measured>(w.panel, tile, raw, seen, w.state, rescale))
       for (int r = 0; r < w.panel.n; ++r)
         for (Index c = 0; c < value_stride; c += W)
           store(output + r * value_stride + c, load(output + r * value_stride + c) * rescale[r]);

@@ -126,13 +126,10 @@ class Prefill {
     multiply_scores<Vectors, Measured>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
     multiply_scores<Vectors, false>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
     multiply_scores<Vectors, Measured>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
-    if constexpr (Measured) note_extremes(seen, w.state);
-    if (da < db) {
-      if constexpr (Measured) measure_dressed(p, w.panel, tile, w.state);
-      dress_scores(p, w.panel, tile, seen.max);
-    }
+    const bool raw = only_hides(p, tile);
+    dress_tile<Vectors, Measured>(p, w.panel, tile, raw, seen, w.state);
     alignas(64) T rescale[width];
-    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
+    if (softmax_step<Vectors, Measured>(w.panel, tile, raw, seen, w.state, rescale))
       for (Index d = 0; d < value_rows; ++d)
         for (int v = 0; v < Vectors; ++v) {
           T* at = w.output + d * width + v * W;

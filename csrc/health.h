@@ -46,29 +46,53 @@ struct TileSums {
   Vec<T> e = {}, ed = {}, e2 = {}, e3 = {}, distance = {}, m2 = {};
 };
 
-// exponentiate() with statistics, for one vector of rows and keys [from, to): the same e, added in
-// the same order. m2 is taken about `mean` of the plain keys' raw scores; dressed keys have theirs
-// from measure_dressed().
-template <bool Plain, class T>
-inline void exponentiate_measured(T* scores, Index width, Index from, Index to, Vec<T> shift,
-                                  Vec<T> mean, Vec<T> ahead, TileSums<T>& sums) {
+// exponentiate() with statistics, for one vector of rows: the same e, added in the same order.
+// Where the tile holds raw scores, m2 is taken about `mean` (hidden ones are -inf and left out);
+// otherwise measure_dressed() has taken it. `ahead` is how far the first key is behind the query;
+// OneSided says that no lane's query lies strictly inside the tile, so |i - j| changes sign nowhere,
+// and `distance` may be summed with it (the caller takes the magnitude).
+template <bool Raw, bool Hidden, bool OneSided, class T>
+inline void exponentiate_measured(T* scores, Index width, Index n, Vec<T> shift, Vec<T> mean,
+                                  Vec<T> ahead, TileSums<T>& sums) {
   TileSums<T> s = sums;
-  Vec<T> away = ahead - static_cast<T>(from);  // position of the query less that of the key
-  for (Index j = from; j < to; ++j) {
-    const Vec<T> x = load(scores + j * width);
+  auto weight = [&](T* at) LH_INLINE_LAMBDA {
+    const Vec<T> x = load(at);
     const Vec<T> d = clamp_exp2<T>(x - shift);
     const Vec<T> e = exp2_clamped<T>(d), ee = e * e;
-    store(scores + j * width, e);
-    s.e += e;
+    store(at, e);
     s.ed = fma(e, d, s.ed);
     s.e2 += ee;
     s.e3 = fma(ee, e, s.e3);
-    s.distance = fma(e, max(away, -away), s.distance);
-    away -= T{1};
-    if constexpr (Plain) {
-      const Vec<T> c = x - mean;
+    if constexpr (Raw) {
+      Vec<T> c = x - mean;
+      if constexpr (Hidden) c = select<T>(x == -kInf<T>, Vec<T>{}, c);
       s.m2 = fma(c, c, s.m2);
     }
+    return e;
+  };
+  Index j = 0;
+  for (; j + 4 <= n; j += 4, scores += 4 * width) {
+    const Vec<T> e0 = weight(scores), e1 = weight(scores + width);
+    const Vec<T> e2 = weight(scores + 2 * width), e3 = weight(scores + 3 * width);
+    const Vec<T> group = (e0 + e1) + (e2 + e3);
+    s.e += group;
+    if constexpr (OneSided) {
+      const Vec<T> e23 = e2 + e3;
+      s.distance = fma(group, ahead, s.distance) - ((e1 + e3) + (e23 + e23));
+    } else {
+      auto magnitude = [](Vec<T> x) LH_INLINE_LAMBDA { return max(x, -x); };
+      s.distance = fma(e0, magnitude(ahead), s.distance);
+      s.distance = fma(e1, magnitude(ahead - T{1}), s.distance);
+      s.distance = fma(e2, magnitude(ahead - T{2}), s.distance);
+      s.distance = fma(e3, magnitude(ahead - T{3}), s.distance);
+    }
+    ahead -= T{4};
+  }
+  for (; j < n; ++j, scores += width) {
+    const Vec<T> e = weight(scores);
+    s.e += e;
+    s.distance = fma(e, OneSided ? ahead : max(ahead, -ahead), s.distance);
+    ahead -= T{1};
   }
   sums = s;
 }
@@ -93,16 +117,16 @@ inline void tail_sums(const T* weights, Index width, Index n, Vec<T>& e, Vec<T>&
   e3 += ties;
 }
 
-// Counts raw scores beyond ±kLargeScore among the keys [from, to), if some lane has any.
+// Raw scores beyond ±kLargeScore in one vector's column of a tile; -inf is a hidden one.
 template <class T>
-inline Vec<T> count_large(const T* scores, Index width, Index from, Index to) {
+inline Vec<T> count_large(const T* scores, Index width, Index n) {
   const T limit = static_cast<T>(kLargeScore * kLog2e);
-  Vec<T> n = {};
-  for (Index j = from; j < to; ++j) {
+  Vec<T> count = {};
+  for (Index j = 0; j < n; ++j) {
     const Vec<T> x = load(scores + j * width);
-    n += select<T>((x > limit) | (x < -limit), splat(T{1}), Vec<T>{});
+    count += select<T>((x > limit) | ((x < -limit) & (x > -kInf<T>)), splat(T{1}), Vec<T>{});
   }
-  return n;
+  return count;
 }
 
 // Chan's formula: n scores of the given mean and m2 join those of a row.
@@ -116,7 +140,7 @@ LH_INLINE void join_scores(RowState<T>& state, int at, Vec<T> n, Vec<T> mean, Ve
   store(state.m2 + at, load(state.m2 + at) + m2 + delta * delta * before * weight);
 }
 
-// The extremes of the plain keys' raw scores; before dressing, which widens seen.max.
+// The extremes of the raw scores; before softcap and bias change seen.max.
 template <int Vectors, class T>
 inline void note_extremes(const Seen<Vectors, T>& seen, RowState<T>& state) {
   for (int v = 0; v < Vectors; ++v) {
@@ -200,11 +224,23 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
   }
 }
 
-// One step of the online softmax: the tile's scores become weights relative to the new maximum,
-// and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
-// multiplied by. True if any of it is not 1.
+// From raw scores to what enters the softmax, with the statistics of the raw ones on the way.
 template <int Vectors, bool Measured, class T>
-inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
+inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile, bool raw,
+                       Seen<Vectors, T>& seen, RowState<T>& state) {
+  const bool dressed = tile.dressed_first < tile.dressed_last;
+  if (dressed && raw) hide_scores<Vectors, Measured>(tile, seen);
+  if constexpr (Measured) note_extremes(seen, state);
+  if (!dressed || raw) return;
+  if constexpr (Measured) measure_dressed(p, panel, tile, state);
+  dress_scores(p, panel, tile, seen.max);
+}
+
+// One step of the online softmax: the tile's scores become weights relative to the new maximum,
+// and the rows' state takes them in. `raw`: the scores have had no softcap or bias. `rescale`
+// receives what everything accumulated so far must be multiplied by. True if any of it is not 1.
+template <int Vectors, bool Measured, class T>
+inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile, bool raw,
                          const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
@@ -222,24 +258,30 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
   }
 
   if constexpr (Measured) {
-    const Index da = tile.dressed_first, db = tile.dressed_last, n = tile.n;
     const Vec<T> one = splat(T{1}), zero = {};
+    const T limit = static_cast<T>(kLargeScore * kLog2e);
+    const Index last = tile.first + tile.n - 1;
     for (int v = 0; v < Vectors; ++v) {
       T* column = tile.scores + v * W;
       if (tile.first == 0) store(state.first + v * W, load(column));
-      const T plain = static_cast<T>(n - (db - da));
-      const Vec<T> mean = seen.sum[v] * (T{1} / std::max(plain, T{1}));
-      // seen.max covers dressed keys too: it may only cause a count that finds nothing.
-      const T limit = static_cast<T>(kLargeScore * kLog2e);
-      if (plain > 0 && any((seen.min[v] < -limit) | (seen.max[v] > limit)))
-        store(state.large + v * W, load(state.large + v * W) +
-                                       count_large<T>(column, width, 0, da) +
-                                       count_large<T>(column, width, db, n));
+      const Vec<T> mean = seen.sum[v] / max(seen.count[v], one);
+      if (raw && any((seen.min[v] < -limit) | (seen.max[v] > limit)))
+        store(state.large + v * W,
+              load(state.large + v * W) + count_large<T>(column, width, tile.n));
       TileSums<T> s;
-      const Vec<T> ahead = load(panel.position + v * W) - static_cast<T>(tile.first);
-      exponentiate_measured<true, T>(column, width, 0, da, shift[v], mean, ahead, s);
-      exponentiate_measured<false, T>(column, width, da, db, shift[v], mean, ahead, s);
-      exponentiate_measured<true, T>(column, width, db, n, shift[v], mean, ahead, s);
+      const Vec<T> position = load(panel.position + v * W);
+      const Vec<T> ahead = position - static_cast<T>(tile.first);
+      const bool one_sided = !any((position > static_cast<T>(tile.first)) &
+                                  (position < static_cast<T>(last)));
+      auto measure = [&](auto is_raw, auto hidden, auto side) LH_INLINE_LAMBDA {
+        exponentiate_measured<is_raw, hidden, side, T>(column, width, tile.n, shift[v], mean, ahead, s);
+      };
+      const std::true_type yes;
+      const std::false_type no;
+      if (!raw) one_sided ? measure(no, no, yes) : measure(no, no, no);
+      else if (tile.hides) one_sided ? measure(yes, yes, yes) : measure(yes, yes, no);
+      else one_sided ? measure(yes, no, yes) : measure(yes, no, no);
+      s.distance = max(s.distance, -s.distance);
       sum[v] = s.e;
 
       const IntVec<T> rises = seen.max[v] > before[v];
@@ -247,7 +289,7 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
       Vec<T> e3 = s.e3 - select<T>(rises, one, zero);
       if (const IntVec<T> cancels = rises & (e < T{1}); any(cancels)) {
         Vec<T> t, t2, t3;
-        tail_sums<T>(column, width, n, t, t2, t3);
+        tail_sums<T>(column, width, tile.n, t, t2, t3);
         e = select<T>(cancels, t, e);
         e2 = select<T>(cancels, t2, e2);
         e3 = select<T>(cancels, t3, e3);
@@ -261,7 +303,7 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
       store(state.tail_2 + v * W, fma(w2, load(state.tail_2 + v * W) + join, e2));
       store(state.tail_3 + v * W, fma(w2 * w, load(state.tail_3 + v * W) + join, e3));
       store(state.distance + v * W, fma(w, load(state.distance + v * W), s.distance));
-      if (plain > 0) join_scores<T>(state, v * W, splat(plain), mean, s.m2);
+      if (raw) join_scores<T>(state, v * W, seen.count[v], mean, s.m2);
     }
   } else {
     exponentiate<Vectors>(tile.scores, tile.n, shift, sum);

@@ -80,7 +80,7 @@ struct Problem {
   double* health = nullptr;  // (batch, heads, kHealthSums), or null
 
   // Backward only.
-  Tensor grad_output, grad_query, grad_key, grad_value, grad_mask;
+  Tensor grad_output, grad_query, grad_key, grad_value;
   double* grad_health = nullptr;  // (batch, heads, kGradSums), or null
 
   Index group() const { return heads / kv_heads; }

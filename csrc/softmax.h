@@ -70,16 +70,17 @@ inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, In
   return true;
 }
 
-// What the products' epilogue sees of the scores, lane by lane.
+// What passes by of a tile's scores, lane by lane: the maximum of all; if measured, also minimum,
+// sum and count of the raw ones that are visible.
 template <int Vectors, class T>
 struct Seen {
-  Vec<T> max[Vectors], min[Vectors], sum[Vectors];  // min and sum: plain keys, if measured
+  Vec<T> max[Vectors], min[Vectors], sum[Vectors], count[Vectors];
 
   Seen() {
     for (int v = 0; v < Vectors; ++v) {
       max[v] = splat(-kInf<T>);
       min[v] = splat(kInf<T>);
-      sum[v] = Vec<T>{};
+      sum[v] = count[v] = Vec<T>{};
     }
   }
 };
@@ -118,6 +119,39 @@ inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* pac
     seen.max[v] = top[v];
     seen.min[v] = least[v];
     seen.sum[v] = sum[v];
+    if constexpr (Measured) seen.count[v] += static_cast<T>(to - from);
+  }
+}
+
+// Do the dressed keys keep their raw score or lose it to -inf, and nothing else?
+template <class T>
+LH_INLINE bool only_hides(const Problem& p, const ScoreTile<T>& tile) {
+  return p.softcap == 0 && !tile.mask.has_bias;
+}
+
+// Hides what the mask hides among the dressed keys.
+template <int Vectors, bool Measured, class T>
+inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>;
+  for (int v = 0; v < Vectors; ++v) {
+    Vec<T> highest = seen.max[v], least = seen.min[v], sum = seen.sum[v], count = seen.count[v];
+    const Int<T>* visible = tile.mask.visible + v * W;
+    for (Index j = tile.dressed_first; j < tile.dressed_last; ++j, visible += Vectors * W) {
+      T* at = tile.scores + (j * Vectors + v) * W;
+      const IntVec<T> see = tile.hides ? load(visible) : ~IntVec<T>{};
+      const Vec<T> x = select<T>(see, load(at), splat(-kInf<T>));
+      store(at, x);
+      highest = max(highest, x);
+      if constexpr (Measured) {
+        least = min(least, select<T>(see, x, least));
+        sum += select<T>(see, x, Vec<T>{});
+        count += select<T>(see, splat(T{1}), Vec<T>{});
+      }
+    }
+    seen.max[v] = highest;
+    seen.min[v] = least;
+    seen.sum[v] = sum;
+    seen.count[v] = count;
   }
 }
 
@@ -143,7 +177,8 @@ inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTil
   }
 }
 
-// Replaces scores by 2^(score - shift) and adds them to sum, key by key in order.
+// Replaces scores by 2^(score - shift) and adds them to sum, four keys at a time in order:
+// exponentiate_measured() does the same, to the bit.
 template <int Vectors, class T>
 inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum) {
   constexpr int W = kLanes<T>;
@@ -152,14 +187,21 @@ inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum) {
     s[v] = sum[v];
     m[v] = shift[v];
   }
-  for (Index j = 0; j < n; ++j) {
+  auto weight = [&](Index j, int v) LH_INLINE_LAMBDA {
+    T* at = scores + (j * Vectors + v) * W;
+    const Vec<T> e = exp2<T>(load(at) - m[v]);
+    store(at, e);
+    return e;
+  };
+  Index j = 0;
+  for (; j + 4 <= n; j += 4)
     for (int v = 0; v < Vectors; ++v) {
-      T* at = scores + (j * Vectors + v) * W;
-      const Vec<T> e = exp2<T>(load(at) - m[v]);
-      store(at, e);
-      s[v] += e;
+      const Vec<T> e0 = weight(j, v), e1 = weight(j + 1, v);
+      const Vec<T> e2 = weight(j + 2, v), e3 = weight(j + 3, v);
+      s[v] += (e0 + e1) + (e2 + e3);
     }
-  }
+  for (; j < n; ++j)
+    for (int v = 0; v < Vectors; ++v) s[v] += weight(j, v);
   for (int v = 0; v < Vectors; ++v) sum[v] = s[v];
 }
 

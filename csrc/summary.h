@@ -1,6 +1,8 @@
 // From finished rows to the sums of a head, which merge exactly over panels, batches and steps.
 #pragma once
 
+#include <utility>
+
 #include "health.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -103,27 +105,27 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
   }
   sums[kRows] = to - from;
   sums[kPairs] = pairs;
-  sums[kEmptyRows] = sum<T>(empty);
-  sums[kNonfiniteRows] = sum<T>(nonfinite);
-  sums[kFiniteRows] = sum<T>(finite);
-  sums[kChoiceRows] = sum<T>(choice);
   sums[kWidestRow] = broadest;
   sums[kScoreCount] = score_count;
   sums[kScoreMax] = highest * kLn2;
   sums[kScoreMin] = lowest * kLn2;
   sums[kScoreMean] = mean * kLn2;
   sums[kScoreM2] = sum<T>(m2) * kLn2 * kLn2;
-  sums[kLargeScores] = sum<T>(large);
-  sums[kEntropy] = sum<T>(entropy);
-  sums[kEntropyRatio] = sum<T>(ratio);
-  sums[kEffectiveKeys] = sum<T>(effective);
-  sums[kTopWeight] = sum<T>(top);
-  sums[kSaturated] = sum<T>(saturated);
-  sums[kSignal] = sum<T>(signal);
-  sums[kJacobianNorm] = sum<T>(jacobian);
-  sums[kFirstKey] = sum<T>(first);
-  sums[kDistance] = sum<T>(distance);
-  sums[kNullMass] = sum<T>(null);
+  const std::pair<HealthSum, Vec<T>> fields[] = {
+      {kEmptyRows, empty}, {kNonfiniteRows, nonfinite}, {kFiniteRows, finite},
+      {kChoiceRows, choice}, {kLargeScores, large}, {kEntropy, entropy}, {kEntropyRatio, ratio},
+      {kEffectiveKeys, effective}, {kTopWeight, top}, {kSaturated, saturated}, {kSignal, signal},
+      {kJacobianNorm, jacobian}, {kFirstKey, first}, {kDistance, distance}, {kNullMass, null}};
+  constexpr int n_fields = sizeof fields / sizeof fields[0];
+  for (int f = 0; f < n_fields; f += W) {  // W sums over lanes at once
+    Vec<T> block[W] = {};
+    for (int i = 0; i < W && f + i < n_fields; ++i) block[i] = fields[f + i].second;
+    transpose(block);
+    for (int half = W / 2; half > 0; half /= 2)
+      for (int i = 0; i < half; ++i) block[i] += block[i + half];
+    for (int i = 0; i < W && f + i < n_fields; ++i)
+      sums[fields[f + i].first] = static_cast<double>(block[0][i]);
+  }
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA
