@@ -68,22 +68,26 @@ constexpr bool is_native(Dtype dtype) {
   return dtype == (sizeof(T) == 8 ? Dtype::f64 : Dtype::f32);
 }
 
-// n elements at `source`, `stride` apart, as T.
+// n elements at `source`, `stride` apart, as T. The source need not be aligned.
 template <class T>
-inline void read_row(Dtype dtype, const void* source, Index stride, Index n, T* to) {
+inline void read_row(Dtype dtype, const char* source, Index stride, Index n, T* to) {
   with_type(dtype, [&](auto* type) {
     using S = std::remove_pointer_t<decltype(type)>;
-    const S* from = static_cast<const S*>(source);
+    auto element = [&](Index i) {
+      S x;
+      std::memcpy(&x, source + i * static_cast<Index>(sizeof(S)), sizeof x);
+      return static_cast<T>(widen(x));
+    };
     if (stride == 1) {
       Index i = 0;
 #if defined(__F16C__)
       if constexpr (std::is_same_v<S, Half> && std::is_same_v<T, float>)
         for (; i + 8 <= n; i += 8)
-          store(to + i, (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(from + i))));
+          store(to + i, (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(source + 2 * i))));
 #endif
-      for (; i < n; ++i) to[i] = static_cast<T>(widen(from[i]));
+      for (; i < n; ++i) to[i] = element(i);
     } else {
-      for (Index i = 0; i < n; ++i) to[i] = static_cast<T>(widen(from[i * stride]));
+      for (Index i = 0; i < n; ++i) to[i] = element(i * stride);
     }
   });
 }

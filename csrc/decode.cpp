@@ -167,7 +167,7 @@ class Decode {
     T* value_scratch = workspace.take<T>(kBlockKeys * value_stride);
     T* factors = workspace.take<T>(kBlockKeys * kMaxLanes<T>);
     // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
-    std::fill_n(buffer.scores, (kBlockKeys + kTileRows) * kMaxLanes<T>, T{0});
+    std::fill_n(buffer.scores, (std::min(kBlockKeys, p.keys) + 8) * 2 * kLanes<T>, T{0});
     std::fill_n(queries, groups * query_room, T{0});
 
     const Band band(p, batch);

@@ -142,6 +142,7 @@ void describe_lse(Problem& p, const ArrayView& query, const ArrayView& lse) {
     fits = fits && (lse.stride[d] == stride || lse.shape[d] <= 1);
     stride *= lse.shape[d];
   }
+  fits = fits && reinterpret_cast<std::uintptr_t>(lse.data) % size_of(lse.dtype) == 0;
   if (!fits && stride > 0)
     throw WrongValue("lse: expected a contiguous array as the forward pass returns it, got strides " +
                      levelhead::shape_text(lse.stride, lse.ndim));

@@ -38,6 +38,17 @@ struct Panel {
 
   // After n, head and query are set.
   void place(const Problem& p, const Band& band) {
+    for (int lane = 0; lane < width; ++lane) {
+      const Index i = query[std::min(lane, n - 1)];
+      position[lane] = static_cast<T>(band.offset + i);
+    }
+    if (p.left == kOpen && p.right == kOpen) {
+      first = inner_first = 0;
+      last = inner_last = band.length;
+      std::fill_n(low, width, Int<T>{0});
+      std::fill_n(high, width, static_cast<Int<T>>(band.length));
+      return;
+    }
     first = inner_last = p.keys;
     last = inner_first = 0;
     for (int lane = 0; lane < width; ++lane) {
@@ -45,7 +56,6 @@ struct Panel {
       const Index l = band.low(i), h = band.high(i);
       low[lane] = static_cast<Int<T>>(l);
       high[lane] = static_cast<Int<T>>(h);
-      position[lane] = static_cast<T>(band.offset + i);
       if (l < h) {
         first = std::min(first, l);
         last = std::max(last, h);
@@ -68,8 +78,11 @@ struct TileMask {
 
 // A bias at or below half of its dtype's lowest number means "hidden" to the statistics (in units
 // of ln 2).
+constexpr float kLowFloat = -2.2e38f, kHiddenFloat = -2.3e38f;  // · log2(e) is finite for both
 template <class T>
 inline T statistically_hidden(const Problem& p) {
+  if (sizeof(T) == 4 && p.mask.dtype == Dtype::f64)
+    return static_cast<T>((double{kLowFloat} + double{kHiddenFloat}) / 2 * kLog2e);
   double lowest = -double{std::numeric_limits<float>::max()};
   if (p.mask.dtype == Dtype::f64) lowest = -std::numeric_limits<double>::max();
   if (p.mask.dtype == Dtype::f16) lowest = -65504.0;
@@ -124,6 +137,22 @@ inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index fi
   }
 }
 
+// A run of a floating mask. What double holds and float does not stays finite, on the side of
+// statistically_hidden() where it was.
+template <class T>
+inline void read_bias(Dtype dtype, const char* source, Index step, Index n, T* to) {
+  if (sizeof(T) == 8 || dtype != Dtype::f64) return read_row(dtype, source, step, n, to);
+  constexpr double kHidden = std::numeric_limits<double>::lowest() / 2;
+  for (Index i = 0; i < n; ++i) {
+    double x;
+    read_row(dtype, source + i * step * 8, 1, 1, &x);
+    if (x > kHidden || x == -kInf<double> || x != x)
+      to[i] = static_cast<T>(x < kLowFloat && x > kHidden ? kLowFloat : x);
+    else
+      to[i] = static_cast<T>(kHiddenFloat);
+  }
+}
+
 // bias[key][lane] from a floating mask; a bias of -inf hides its pair as a boolean mask would.
 template <class T>
 inline void apply_bias(const Problem& p, const Panel<T>& panel, Index first, Index last,
@@ -137,10 +166,10 @@ inline void apply_bias(const Problem& p, const Panel<T>& panel, Index first, Ind
     for (Index j = first; j < last; j += kRun) {
       const Index n = std::min(kRun, last - j);
       for (int x = 0; x < lanes; ++x)
-        read_row(p.mask.dtype,
-                 p.mask.matrix(panel.batch, panel.head[lane + x]) +
-                     (panel.query[lane + x] * p.mask.row_stride + j * step) * size,
-                 step, n, run + x * kRun);
+        read_bias(p.mask.dtype,
+                  p.mask.matrix(panel.batch, panel.head[lane + x]) +
+                      (panel.query[lane + x] * p.mask.row_stride + j * step) * size,
+                  step, n, run + x * kRun);
       pack_lanes(RowBlock<T>{run, kRun}, lanes, n, T{1}, bias + (j - first) * panel.width + lane,
                  panel.width, W);
     }

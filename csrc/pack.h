@@ -67,7 +67,8 @@ template <class T>
 inline RowBlock<T> stage(const RowsIn& from, Index first, Index last, Index columns, Index pad,
                      bool any_stride, T* scratch) {
   const bool unit = from.column_stride == 1 || columns <= 1;
-  if (is_native<T>(from.dtype) && unit && columns % pad == 0 &&
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % alignof(T) == 0;
+  if (is_native<T>(from.dtype) && unit && aligned && columns % pad == 0 &&
       (any_stride || from.row_stride == columns))
     return {reinterpret_cast<const T*>(from.row(first)), from.row_stride};
   const Index stride = (columns + pad - 1) / pad * pad;

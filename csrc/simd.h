@@ -144,9 +144,9 @@ LH_INLINE T sum(Vec<T> v) {  // a fixed tree: halves, quarters, ...
 // - below the smallest normal number, and for -inf, the result is exactly 0: n = -bias makes the
 //   factor 2^n come out as +0;
 // - NaN stays NaN: max() gives its second operand.
-// Errors over the whole range are measured by tests/test_numerics.py: f32 under 1.5 ulp (degree
-// 5), f64 under 1.2 ulp (degree 11). Degree 6 in f32 would give 0.8 ulp for 0.7 % of the forward
-// pass; the rounding of the scores dwarfs both.
+// tests/test_numerics.py holds the error over the whole range under 2.5 ulp in f32 (degree 5; 2.2
+// measured) and 1.2 ulp in f64 (degree 11). Degree 6 in f32 would halve the first; the rounding of
+// a score of 4 alone is worth 2 ulp of its exponential.
 template <class T>
 constexpr T kExp2Floor = sizeof(T) == 8 ? T(-1023) : T(-127);
 

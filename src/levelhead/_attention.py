@@ -17,6 +17,7 @@ from ._result import AttentionGradients, AttentionResult
 
 OPEN = _engine.OPEN
 Window = int | tuple[int | None, int | None] | None
+Options = tuple[int, int, Any, Any, Any, float, Any, float, int, int]
 
 
 def attention(
@@ -164,7 +165,7 @@ def _options(
     dropout: float,
     seed: int | None,
     threads: int | None,
-) -> tuple[Any, ...]:
+) -> Options:
     """Options as the engine takes them: left, right, query_offset, ... threads."""
     left = right = OPEN
     if window is not None:

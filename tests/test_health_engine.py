@@ -1,0 +1,210 @@
+"""The engine's statistics, field by field, against the definitions in the specification."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support import DTYPES, OPTION_NAMES, assert_health, inputs, normal, options, score_error
+
+import levelhead as lh
+
+LENGTHS = {"decode": 4, "prefill": 27, "prefill long": 75}
+
+
+def health(q, k, v, **opts):
+    """Ours, after comparing it with the reference's."""
+    got = lh.attention(q, k, v, return_health=True, **opts).health
+    want = lh.reference(q, k, v, return_health=True, **opts).health
+    assert_health(got, want, score_error(q, k, opts.get("scale")))
+    return got
+
+
+def call(path, dtype=np.float32, size=90, **changes):
+    shape = {"heads": 4, "kv_heads": 2, "length": LENGTHS[path], "d": 32} | changes
+    return inputs(2, size=size, dtype=dtype, **shape)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_field(dtype, path):
+    q, k, v = call(path, dtype)
+    ours = health(q, k, v)
+    assert ours.shape == (2, 4)
+    assert (ours.rows == LENGTHS[path]).all() and (ours.pairs == LENGTHS[path] * 90).all()
+    assert set(ours.FIELDS) == set(ours.to_dict())
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("size", [90, 1300])
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_with_every_option(name, size, path):
+    q, k, v = call(path, size=size)
+    opts = options(2, 4, LENGTHS[path], size)[name]
+    changed = health(q, k, v, **opts)
+    if name != "dropout":  # which no statistic sees
+        plain = lh.attention(q, k, v, return_health=True).health
+        assert not np.allclose(changed.entropy, plain.entropy, rtol=1e-4)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_options_together(path):
+    """Bias, softcap, sinks, a padded batch and a window, where each touches another statistic."""
+    q, k, v = call(path, size=1100)
+    length = LENGTHS[path]
+    mask = np.where(normal(length, 1100) > -1, normal(length, 1100, seed=4), -np.inf)
+    health(
+        *(q, k, v),
+        mask=mask,
+        softcap=2.5,
+        sinks=[0.0, 1.0, 3.0, -2.0],
+        key_lengths=[1100, 333],
+        query_offset=[1100 - length, 333 - length],
+        window=(700, 0),
+        scale=[0.3, 1.0, -0.7, 2.0],
+    )
+
+
+@pytest.mark.parametrize("size", [511, 512, 513, 1024, 1025, 2100])
+@pytest.mark.parametrize("length", [1, 3, 8])
+def test_decode_splits(length, size):
+    """Parts of 512 keys are merged: the largest score in any of them, or late, or in none."""
+    q, k, v = inputs(heads=4, kv_heads=2, length=length, size=size, d=64)
+    ours = health(q, k, v, causal=True)
+    assert (ours.widest_row == size).all()
+    for at in {0, size // 2, size - 1}:
+        peaked = k.copy()
+        peaked[:, at] = 40 * q[::2, 0] / np.linalg.norm(q[::2, 0])
+        health(q, peaked, v)
+    health(q, k, v, key_lengths=[size // 3])
+    health(q, k, v, window=100, sinks=[0.0, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_padded_batch(path):
+    q, k, v = inputs(4, heads=2, length=LENGTHS[path], size=600, d=16)
+    lengths = [0, 1, 70, 600]
+    ours = health(q, k, v, key_lengths=lengths)
+    np.testing.assert_array_equal(ours.pairs[:, 0], LENGTHS[path] * np.array(lengths))
+    np.testing.assert_array_equal(ours.empty_rows[:, 0], [LENGTHS[path], 0, 0, 0])
+    assert np.isnan(ours.entropy[0]).all() and (ours.entropy[1] == 0).all()
+    assert np.isnan(ours.entropy_ratio[1]).all(), "one key is no choice"
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_bias_that_means_hidden_is_no_pair(dtype, path):
+    q, k, v = call(path)
+    low = float.fromhex("-0x1.FEp127") if dtype.name == "bfloat16" else float(np.finfo(dtype).min)
+    for share, hidden in ((1.0, True), (0.51, True), (0.25, False)):
+        mask = np.zeros((LENGTHS[path], 90))
+        mask[:, ::2] = share * low
+        got = lh.attention(q, k, v, mask=mask.astype(dtype), return_health=True).health
+        want = lh.reference(q, k, v, mask=mask.astype(dtype), return_health=True).health
+        np.testing.assert_array_equal(got.pairs, want.pairs)
+        assert (got.pairs == LENGTHS[path] * (45 if hidden else 90)).all()
+        np.testing.assert_allclose(got.entropy, want.entropy, rtol=1e-5)
+        np.testing.assert_allclose(got.score_var, want.score_var, rtol=1e-5)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("offset", [0, -3, 1000, None])
+def test_distance_is_in_positions(offset, path):
+    q, k, v = call(path)
+    plain = lh.attention(q, k, v, query_offset=0, return_health=True).health
+    ours = health(q, k, v, query_offset=offset)
+    assert np.allclose(ours.distance, plain.distance) == (offset == 0)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_large_and_saturated(path):
+    q, k, v = call(path)
+    ours = health(q, k, v, scale=12.0)
+    assert (ours.large_scores > 0).all() and (ours.large_scores < 1).all()
+    assert (ours.saturated > 0).any() and (ours.top_weight > 0.5).any()
+    assert (lh.attention(q, k, v, return_health=True).health.large_scores == 0).all()
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_scores_far_from_zero_keep_their_variance(path):
+    """E[x²] - E[x]² would lose a spread of 1 beside a mean of 4000 in float32."""
+    q, k, v = call(path, d=2, kv_heads=4)
+    q[..., 0], k[..., 0] = 64.0, 64.0
+    ours = lh.attention(q, k, v, scale=1.0, return_health=True).health
+    want = lh.reference(q, k, v, scale=1.0, return_health=True).health
+    assert (ours.score_mean > 4000).all()
+    np.testing.assert_allclose(ours.score_var, want.score_var, rtol=1e-3)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_halves_of_a_batch_merge_to_the_whole(path):
+    q, k, v = inputs(6, heads=3, length=LENGTHS[path], size=50)
+    opts = {"causal": True, "sinks": [0.0, 1.0, 2.0]}
+    whole = lh.attention(q, k, v, return_health=True, **opts).health
+    parts = [
+        lh.attention(q[s], k[s], v[s], return_health=True, **opts).health
+        for s in (slice(0, 3), slice(3, 6))
+    ]
+    assert whole[:3] == parts[0] and whole[3:] == parts[1]
+    merged, together = parts[0].over_batch().merge(parts[1].over_batch()), whole.over_batch()
+    for name in together.FIELDS:
+        np.testing.assert_allclose(getattr(merged, name), getattr(together, name), rtol=1e-13)
+    # The batch of each head as rows of one long head: what merging means.
+    for head, name in itertools.product(range(3), ("entropy", "signal", "score_max")):
+        each = getattr(whole, name)[:, head]
+        expected = each.max() if name == "score_max" else each.mean()
+        np.testing.assert_allclose(getattr(merged, name)[head], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+def test_queries_in_two_halves_merge_to_the_whole(path):
+    q, k, v = call(path, np.float64)
+    half = LENGTHS[path] // 2
+    whole = lh.attention(q, k, v, query_offset=10, causal=True, return_health=True).health
+    first, second = (
+        lh.attention(part, k, v, query_offset=at, causal=True, return_health=True).health
+        for part, at in ((q[:, :, :half], 10), (q[:, :, half:], 10 + half))
+    )
+    merged = first.merge(second)
+    for name in whole.FIELDS:
+        np.testing.assert_allclose(
+            getattr(merged, name), getattr(whole, name), rtol=1e-10, err_msg=name
+        )
+
+
+# ---------------------------------------------------------------- gradients
+
+
+def grad_health(q, k, v, **opts):
+    g = normal(*q.shape[:-1], v.shape[-1], dtype=q.dtype, seed=9)
+    forward = lh.attention(q, k, v, return_lse=True, **opts)
+    call = (g, q, k, v, forward.output, forward.lse)
+    got = lh.attention_backward(*call, return_health=True, **opts).health
+    want = lh.reference_backward(*call, return_health=True, **opts).health
+    assert type(got) is lh.GradHealth and got.shape == want.shape
+    rtol = {"float64": 1e-10, "float32": 1e-4}.get(q.dtype.name, 2e-2)
+    for name in got.FIELDS:
+        np.testing.assert_allclose(
+            getattr(got, name), getattr(want, name), rtol=rtol, atol=rtol * 1e-3, err_msg=name
+        )
+    return got
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradient_health(dtype, path):
+    ours = grad_health(*call(path, dtype))
+    assert ours.shape == (2, 4) and (ours.survival > 0).all() and (ours.survival < 1).all()
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("name", OPTION_NAMES)
+def test_gradient_health_with_every_option(name, path):
+    q, k, v = call(path, np.float64)
+    grad_health(q, k, v, **options(2, 4, LENGTHS[path], 90)[name])
+
+
+def test_saturation_stops_the_gradient():
+    q, k, v = call("prefill", np.float64)
+    free, stopped = grad_health(q, k, v), grad_health(q, k, v, scale=40.0)
+    assert (stopped.survival < free.survival).all()
+    assert stopped.survival.mean() < free.survival.mean() / 3
