@@ -308,9 +308,9 @@ class Backward {
     const RowBlock<T> tile_keys{keys.row(tile.first - block_first), keys.stride};
     const RowBlock<T> tile_values{values.row(tile.first - block_first), values.stride};
     Seen<Vectors, T> ignored;
-    multiply_scores<Vectors, false>(tile_keys, 0, tile.n, slab.query[i], p.key_dim, tile.scores,
+    multiply_scores<Vectors>(tile_keys, 0, tile.n, slab.query[i], p.key_dim, tile.scores,
                                     ignored);
-    multiply_scores<Vectors, false>(tile_values, 0, tile.n, slab.grad[i], p.value_dim,
+    multiply_scores<Vectors>(tile_values, 0, tile.n, slab.grad[i], p.value_dim,
                                     slab.grad_weights, ignored);
     if (p.softcap > 0) {  // d/ds c·tanh(s/c) = 1 - tanh²
       const T per_cap = static_cast<T>(1.0 / (p.softcap * kLog2e));

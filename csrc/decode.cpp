@@ -9,8 +9,18 @@
 namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
-constexpr Index kSplitKeys = 512;
 constexpr Index kBlockKeys = 128;
+
+// Parts into which a sequence's keys are split: enough for many cores, but not below 512 keys, and
+// as few as that allows: each part starts its two streams anew. Heads and keys alone decide.
+constexpr Index kWantedTasks = 64, kLeastKeys = 512;
+
+inline Index split_size(const Problem& p) {
+  const Index most = std::max<Index>(1, p.keys / kLeastKeys);
+  const Index parts = std::clamp<Index>(kWantedTasks / p.kv_heads, 1, most);
+  const Index keys = (p.keys + parts - 1) / parts;
+  return std::max<Index>(1, (keys + kBlockKeys - 1) / kBlockKeys) * kBlockKeys;
+}
 
 // Rows are asked for this far ahead of their use, also past the end of a block: they are the first
 // of the next one. Whole rows at once, eight at a time: a request beside every load, or none, gives
@@ -105,7 +115,8 @@ class Decode {
  public:
   explicit Decode(const Problem& problem)
       : p(problem), rows(p.group() * p.queries), groups((rows + kGroupRows<T> - 1) / kGroupRows<T>),
-        splits(std::max<Index>(1, (p.keys + kSplitKeys - 1) / kSplitKeys)),
+        split_keys(split_size(p)),
+        splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
         key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
         // Rows of one head may lie in several groups of rows; each leaves its own record.
         records(p, groups) {
@@ -137,7 +148,7 @@ class Decode {
   };
 
   const Problem& p;
-  const Index rows, groups, splits, key_stride, value_stride;
+  const Index rows, groups, split_keys, splits, key_stride, value_stride;
   HealthRecords records;
   char* parts_ = nullptr;
 
@@ -201,8 +212,8 @@ class Decode {
     }
 
     const RowsIn key_rows(p.key, batch, kv_head), value_rows(p.value, batch, kv_head);
-    from = std::max(from, split * kSplitKeys);
-    to = std::min(to, (split + 1) * kSplitKeys);
+    from = std::max(from, split * split_keys);
+    to = std::min(to, (split + 1) * split_keys);
     for (Index k = from / kBlockKeys * kBlockKeys; k < to; k += kBlockKeys) {
       const Index first = std::max(k, from), end = std::min(k + kBlockKeys, to);
       const RowBlock<T> keys = stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch);
@@ -249,22 +260,15 @@ class Decode {
     auto look = [&](Index from, Index to) {
       for (Index j = from; j < to; ++j)
         for (int v = 0; v < Vectors; ++v) {
-          const Vec<T> x = load(tile.scores + j * width + v * W);
-          seen.max[v] = max(seen.max[v], x);
-          if constexpr (Measured) {
-            seen.min[v] = min(seen.min[v], x);
-            seen.sum[v] += x;
-            seen.count[v] += T{1};
-          }
+          seen.max[v] = max(seen.max[v], load(tile.scores + j * width + v * W));
         }
     };
     look(0, da);
     look(db, tile.n);
-    const bool raw = only_hides(p, tile);
-    dress_tile<Vectors, Measured>(p, w.panel, tile, raw, seen, w.state);
+    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
     alignas(64) T rescale[width];
     T* output = w.output();
-    if (softmax_step<Vectors, Measured>(w.panel, tile, raw, seen, w.state, rescale))
+    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
       for (int r = 0; r < w.panel.n; ++r)
         for (Index c = 0; c < value_stride; c += W)
           store(output + r * value_stride + c, load(output + r * value_stride + c) * rescale[r]);

@@ -12,7 +12,7 @@ namespace {
 // Keys a block: its share of K and of V stays around 32 KB each. Shape alone decides (see above).
 template <class T>
 Index key_block(Index dim) {
-  const Index keys = 32 * 1024 / (std::max<Index>(dim, 1) * static_cast<Index>(sizeof(T)));
+  const Index keys = 64 * 1024 / (std::max<Index>(dim, 1) * static_cast<Index>(sizeof(T)));
   return std::clamp<Index>(keys / 16 * 16, 64, 256);
 }
 
@@ -123,13 +123,12 @@ class Prefill {
     constexpr Index width = Vectors * W;
     Seen<Vectors, T> seen, dressed;
     const Index da = tile.dressed_first, db = tile.dressed_last;
-    multiply_scores<Vectors, Measured>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
-    multiply_scores<Vectors, false>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
-    multiply_scores<Vectors, Measured>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
-    const bool raw = only_hides(p, tile);
-    dress_tile<Vectors, Measured>(p, w.panel, tile, raw, seen, w.state);
+    multiply_scores<Vectors>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
+    multiply_scores<Vectors>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
+    multiply_scores<Vectors>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
+    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
     alignas(64) T rescale[width];
-    if (softmax_step<Vectors, Measured>(w.panel, tile, raw, seen, w.state, rescale))
+    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
       for (Index d = 0; d < value_rows; ++d)
         for (int v = 0; v < Vectors; ++v) {
           T* at = w.output + d * width + v * W;

@@ -21,14 +21,15 @@ struct RowState {
   T least[N], most[N], large[N];
 
   void start(const Problem& p, const Panel<T>& panel, bool measured) {
-    const int width = panel.width;
-    std::fill_n(max, width, -kInf<T>);
-    std::fill_n(sum, width, T{0});
-    if (measured) {
+    for (int at = 0; at < panel.width; at += kLanes<T>) {
+      store(max + at, splat(-kInf<T>));
+      store(sum + at, Vec<T>{});
+      if (!measured) continue;
       for (T* zeros : {tail, tail_d, tail_2, tail_3, distance, count, mean, m2, large})
-        std::fill_n(zeros, width, T{0});
-      for (T* lows : {first, most}) std::fill_n(lows, width, -kInf<T>);
-      std::fill_n(least, width, kInf<T>);
+        store(zeros + at, Vec<T>{});
+      store(first + at, splat(-kInf<T>));
+      store(most + at, splat(-kInf<T>));
+      store(least + at, splat(kInf<T>));
     }
     if (!p.sinks) return;
     for (int i = 0; i < panel.n; ++i) {  // a sink is an outcome that was seen before any key
@@ -40,62 +41,95 @@ struct RowState {
   }
 };
 
-// Sums over one tile's keys for one vector of rows.
-template <class T>
-struct TileSums {
-  Vec<T> e = {}, ed = {}, e2 = {}, e3 = {}, distance = {}, m2 = {};
-};
-
-// exponentiate() with statistics, for one vector of rows: the same e, added in the same order.
-// Where the tile holds raw scores, m2 is taken about `mean` (hidden ones are -inf and left out);
-// otherwise measure_dressed() has taken it. `ahead` is how far the first key is behind the query;
-// OneSided says that no lane's query lies strictly inside the tile, so |i - j| changes sign nowhere,
-// and `distance` may be summed with it (the caller takes the magnitude).
-template <bool Raw, bool Hidden, bool OneSided, class T>
-inline void exponentiate_measured(T* scores, Index width, Index n, Vec<T> shift, Vec<T> mean,
-                                  Vec<T> ahead, TileSums<T>& sums) {
-  TileSums<T> s = sums;
-  auto weight = [&](T* at) LH_INLINE_LAMBDA {
-    const Vec<T> x = load(at);
-    const Vec<T> d = clamp_exp2<T>(x - shift);
-    const Vec<T> e = exp2_clamped<T>(d), ee = e * e;
-    store(at, e);
-    s.ed = fma(e, d, s.ed);
-    s.e2 += ee;
-    s.e3 = fma(ee, e, s.e3);
-    if constexpr (Raw) {
-      Vec<T> c = x - mean;
-      if constexpr (Hidden) c = select<T>(x == -kInf<T>, Vec<T>{}, c);
-      s.m2 = fma(c, c, s.m2);
+// Σ(s - mean)² of a tile's raw scores, lane by lane; -inf is a hidden one, left out.
+template <int Vectors, class T>
+inline void squared_deviations(const T* scores, Index n, const Vec<T>* mean, Vec<T>* m2) {
+  for (int v = 0; v < Vectors; ++v) m2[v] = Vec<T>{};
+  for (Index j = 0; j < n; ++j)
+    for (int v = 0; v < Vectors; ++v, scores += kLanes<T>) {
+      const Vec<T> x = load(scores);
+      const Vec<T> c = select<T>(x == -kInf<T>, Vec<T>{}, x - mean[v]);
+      m2[v] = fma(c, c, m2[v]);
     }
-    return e;
-  };
-  Index j = 0;
-  for (; j + 4 <= n; j += 4, scores += 4 * width) {
-    const Vec<T> e0 = weight(scores), e1 = weight(scores + width);
-    const Vec<T> e2 = weight(scores + 2 * width), e3 = weight(scores + 3 * width);
-    const Vec<T> group = (e0 + e1) + (e2 + e3);
-    s.e += group;
-    if constexpr (OneSided) {
-      const Vec<T> e23 = e2 + e3;
-      s.distance = fma(group, ahead, s.distance) - ((e1 + e3) + (e23 + e23));
-    } else {
-      auto magnitude = [](Vec<T> x) LH_INLINE_LAMBDA { return max(x, -x); };
-      s.distance = fma(e0, magnitude(ahead), s.distance);
-      s.distance = fma(e1, magnitude(ahead - T{1}), s.distance);
-      s.distance = fma(e2, magnitude(ahead - T{2}), s.distance);
-      s.distance = fma(e3, magnitude(ahead - T{3}), s.distance);
-    }
-    ahead -= T{4};
-  }
-  for (; j < n; ++j, scores += width) {
-    const Vec<T> e = weight(scores);
-    s.e += e;
-    s.distance = fma(e, OneSided ? ahead : max(ahead, -ahead), s.distance);
-    ahead -= T{1};
-  }
-  sums = s;
 }
+
+// Minimum, mean and Σ(s - mean)² of a tile whose scores are all visible, in one pass: deviations are
+// taken from the middle of three of the scores, which lies near the mean even if one of them is an
+// outlier, so that correcting to the mean costs a digit at most.
+template <int Vectors, class T>
+inline void measure_scores(const T* scores, Index n, Vec<T>* least, Vec<T>* mean, Vec<T>* m2) {
+  constexpr int W = kLanes<T>;
+  constexpr Index width = Vectors * W;
+  Vec<T> pivot[Vectors], low[Vectors], sum[Vectors] = {}, squares[Vectors] = {};
+  for (int v = 0; v < Vectors; ++v) {
+    const Vec<T> a = load(scores + n / 4 * width + v * W), b = load(scores + n / 2 * width + v * W);
+    const Vec<T> c = load(scores + 3 * n / 4 * width + v * W);
+    pivot[v] = max(min(a, b), min(max(a, b), c));
+    low[v] = splat(kInf<T>);
+  }
+  for (Index j = 0; j < n; ++j)
+    for (int v = 0; v < Vectors; ++v) {
+      const Vec<T> c = load(scores + j * width + v * W) - pivot[v];
+      low[v] = min(low[v], c);
+      sum[v] += c;
+      squares[v] = fma(c, c, squares[v]);
+    }
+  const T per_key = T{1} / static_cast<T>(n);
+  for (int v = 0; v < Vectors; ++v) {
+    const Vec<T> shift = sum[v] * per_key;
+    least[v] = low[v] + pivot[v];
+    mean[v] = pivot[v] + shift;
+    m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
+  }
+}
+
+// Σe², Σe³ and Σe·|i - j| of a tile's weights, lane by lane.
+template <int Vectors, class T>
+struct WeightSums {
+  Vec<T> squares[Vectors] = {}, cubes[Vectors] = {}, distance[Vectors] = {};
+
+  WeightSums(const ScoreTile<T>& tile, const Panel<T>& panel) {
+    // The queries' positions span some keys of the tile; the keys before and after those have one
+    // sign of i - j in every lane.
+    const T* position = panel.position;
+    const auto [lowest, highest] = std::minmax_element(position, position + panel.width);
+    const Index from = std::clamp<Index>(static_cast<Index>(*lowest) - tile.first, 0, tile.n);
+    const Index to = std::clamp<Index>(static_cast<Index>(*highest) - tile.first, from, tile.n);
+    add<true>(tile, panel, 0, from);
+    add<false>(tile, panel, from, to);
+    for (Vec<T>& d : distance) d = -d;
+    add<true>(tile, panel, to, tile.n);
+    for (Vec<T>& d : distance) d = -d;
+  }
+
+ private:
+  template <bool OneSided>
+  LH_INLINE void add(const ScoreTile<T>& tile, const Panel<T>& panel, Index from, Index to) {
+    constexpr int W = kLanes<T>;
+    if (from == to) return;
+    Vec<T> s2[Vectors], s3[Vectors], sd[Vectors], away[Vectors];
+    for (int v = 0; v < Vectors; ++v) {
+      s2[v] = squares[v];
+      s3[v] = cubes[v];
+      sd[v] = distance[v];
+      away[v] = load(panel.position + v * W) - static_cast<T>(tile.first + from);
+    }
+    const T* weights = tile.scores + from * Vectors * W;
+    for (Index j = from; j < to; ++j)
+      for (int v = 0; v < Vectors; ++v, weights += W) {
+        const Vec<T> e = load(weights), ee = e * e;
+        s2[v] += ee;
+        s3[v] = fma(ee, e, s3[v]);
+        sd[v] = fma(e, OneSided ? away[v] : max(away[v], -away[v]), sd[v]);
+        away[v] -= T{1};
+      }
+    for (int v = 0; v < Vectors; ++v) {
+      squares[v] = s2[v];
+      cubes[v] = s3[v];
+      distance[v] = sd[v];
+    }
+  }
+};
 
 // Σe, Σe², Σe³ over a tile that holds the row's maximum, without one argmax. Needed where they are
 // small: there the plain sums less 1 would cancel.
@@ -138,16 +172,6 @@ LH_INLINE void join_scores(RowState<T>& state, int at, Vec<T> n, Vec<T> mean, Ve
   store(state.count + at, total);
   store(state.mean + at, fma(delta, weight, load(state.mean + at)));
   store(state.m2 + at, load(state.m2 + at) + m2 + delta * delta * before * weight);
-}
-
-// The extremes of the raw scores; before softcap and bias change seen.max.
-template <int Vectors, class T>
-inline void note_extremes(const Seen<Vectors, T>& seen, RowState<T>& state) {
-  for (int v = 0; v < Vectors; ++v) {
-    const int at = v * kLanes<T>;
-    store(state.least + at, min(load(state.least + at), seen.min[v]));
-    store(state.most + at, max(load(state.most + at), seen.max[v]));
-  }
 }
 
 // Raw-score statistics of the dressed keys, before they are dressed: visible pairs only, and a bias
@@ -226,25 +250,47 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
 
 // From raw scores to what enters the softmax, with the statistics of the raw ones on the way.
 template <int Vectors, bool Measured, class T>
-inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile, bool raw,
+inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
                        Seen<Vectors, T>& seen, RowState<T>& state) {
-  const bool dressed = tile.dressed_first < tile.dressed_last;
-  if (dressed && raw) hide_scores<Vectors, Measured>(tile, seen);
-  if constexpr (Measured) note_extremes(seen, state);
-  if (!dressed || raw) return;
-  if constexpr (Measured) measure_dressed(p, panel, tile, state);
-  dress_scores(p, panel, tile, seen.max);
+  constexpr int W = kLanes<T>;
+  if (!only_hides(p, tile)) {
+    if constexpr (Measured) measure_dressed(p, panel, tile, state);
+    return dress_scores(p, panel, tile, seen.max);
+  }
+  if constexpr (Measured) {
+    Vec<T> mean[Vectors], m2[Vectors];
+    if (tile.hides) {
+      hide_scores<Vectors, true>(tile, seen);
+      for (int v = 0; v < Vectors; ++v) mean[v] = seen.sum[v] / max(seen.count[v], splat(T{1}));
+      squared_deviations<Vectors, T>(tile.scores, tile.n, mean, m2);
+    } else {
+      for (int v = 0; v < Vectors; ++v) seen.count[v] = splat(static_cast<T>(tile.n));
+      measure_scores<Vectors, T>(tile.scores, tile.n, seen.min, mean, m2);
+    }
+    const T limit = static_cast<T>(kLargeScore * kLog2e);
+    for (int v = 0; v < Vectors; ++v) {
+      const int at = v * W;
+      store(state.least + at, min(load(state.least + at), seen.min[v]));
+      store(state.most + at, max(load(state.most + at), seen.max[v]));
+      join_scores<T>(state, at, seen.count[v], mean[v], m2[v]);
+      if (any((seen.min[v] < -limit) | (seen.max[v] > limit)))
+        store(state.large + at,
+              load(state.large + at) + count_large<T>(tile.scores + at, panel.width, tile.n));
+    }
+  } else if (tile.hides) {
+    hide_scores<Vectors, false>(tile, seen);
+  }
 }
 
 // One step of the online softmax: the tile's scores become weights relative to the new maximum,
-// and the rows' state takes them in. `raw`: the scores have had no softcap or bias. `rescale`
-// receives what everything accumulated so far must be multiplied by. True if any of it is not 1.
+// and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
+// multiplied by. True if any of it is not 1.
 template <int Vectors, bool Measured, class T>
-inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile, bool raw,
+inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
                          const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
-  Vec<T> before[Vectors], shift[Vectors], scale[Vectors], sum[Vectors];
+  Vec<T> before[Vectors], shift[Vectors], scale[Vectors], sum[Vectors], sum_d[Vectors];
   IntVec<T> moved = {};
   for (int v = 0; v < Vectors; ++v) {
     before[v] = load(state.max + v * W);
@@ -254,39 +300,19 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile, bool r
     moved |= scale[v] != T{1};
     store(state.max + v * W, top);
     store(rescale + v * W, scale[v]);
-    sum[v] = Vec<T>{};
+    sum[v] = sum_d[v] = Vec<T>{};
   }
-
+  const Vec<T> one = splat(T{1}), zero = {};
+  if (Measured && tile.first == 0)
+    for (int v = 0; v < Vectors; ++v) store(state.first + v * W, load(tile.scores + v * W));
+  exponentiate<Vectors, Measured>(tile.scores, tile.n, shift, sum, sum_d);
   if constexpr (Measured) {
-    const Vec<T> one = splat(T{1}), zero = {};
-    const T limit = static_cast<T>(kLargeScore * kLog2e);
-    const Index last = tile.first + tile.n - 1;
+    const WeightSums<Vectors, T> s(tile, panel);
     for (int v = 0; v < Vectors; ++v) {
-      T* column = tile.scores + v * W;
-      if (tile.first == 0) store(state.first + v * W, load(column));
-      const Vec<T> mean = seen.sum[v] / max(seen.count[v], one);
-      if (raw && any((seen.min[v] < -limit) | (seen.max[v] > limit)))
-        store(state.large + v * W,
-              load(state.large + v * W) + count_large<T>(column, width, tile.n));
-      TileSums<T> s;
-      const Vec<T> position = load(panel.position + v * W);
-      const Vec<T> ahead = position - static_cast<T>(tile.first);
-      const bool one_sided = !any((position > static_cast<T>(tile.first)) &
-                                  (position < static_cast<T>(last)));
-      auto measure = [&](auto is_raw, auto hidden, auto side) LH_INLINE_LAMBDA {
-        exponentiate_measured<is_raw, hidden, side, T>(column, width, tile.n, shift[v], mean, ahead, s);
-      };
-      const std::true_type yes;
-      const std::false_type no;
-      if (!raw) one_sided ? measure(no, no, yes) : measure(no, no, no);
-      else if (tile.hides) one_sided ? measure(yes, yes, yes) : measure(yes, yes, no);
-      else one_sided ? measure(yes, no, yes) : measure(yes, no, no);
-      s.distance = max(s.distance, -s.distance);
-      sum[v] = s.e;
-
+      const T* column = tile.scores + v * W;
       const IntVec<T> rises = seen.max[v] > before[v];
-      Vec<T> e = s.e - select<T>(rises, one, zero), e2 = s.e2 - select<T>(rises, one, zero);
-      Vec<T> e3 = s.e3 - select<T>(rises, one, zero);
+      const Vec<T> argmax = select<T>(rises, one, zero);
+      Vec<T> e = sum[v] - argmax, e2 = s.squares[v] - argmax, e3 = s.cubes[v] - argmax;
       if (const IntVec<T> cancels = rises & (e < T{1}); any(cancels)) {
         Vec<T> t, t2, t3;
         tail_sums<T>(column, width, tile.n, t, t2, t3);
@@ -299,14 +325,11 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile, bool r
       const Vec<T> delta = select<T>(displaced, before[v] - shift[v], zero);
       const Vec<T> w = scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
       store(state.tail + v * W, fma(w, t, e));
-      store(state.tail_d + v * W, fma(w, fma(delta, t, load(state.tail_d + v * W)), s.ed));
+      store(state.tail_d + v * W, fma(w, fma(delta, t, load(state.tail_d + v * W)), sum_d[v]));
       store(state.tail_2 + v * W, fma(w2, load(state.tail_2 + v * W) + join, e2));
       store(state.tail_3 + v * W, fma(w2 * w, load(state.tail_3 + v * W) + join, e3));
-      store(state.distance + v * W, fma(w, load(state.distance + v * W), s.distance));
-      if (raw) join_scores<T>(state, v * W, seen.count[v], mean, s.m2);
+      store(state.distance + v * W, fma(w, load(state.distance + v * W), s.distance[v]));
     }
-  } else {
-    exponentiate<Vectors>(tile.scores, tile.n, shift, sum);
   }
 
   for (int v = 0; v < Vectors; ++v)

@@ -90,50 +90,60 @@ inline T statistically_hidden(const Problem& p) {
   return static_cast<T>(std::max(lowest / 2 * kLog2e, double{std::numeric_limits<T>::lowest()}));
 }
 
-// 8 rows of 8 bytes <-> 8 columns of 8 bytes, by swapping ever larger blocks.
-LH_INLINE void transpose_bytes(std::uint64_t (&x)[8]) {
-  auto swap = [&](int i, int j, int shift, std::uint64_t keep) {
-    const std::uint64_t t = (x[i] >> shift ^ x[j]) & keep;
-    x[j] ^= t;
-    x[i] ^= t << shift;
-  };
-  for (int i = 0; i < 8; i += 2) swap(i, i + 1, 8, 0x00ff00ff00ff00ffu);
-  for (int i : {0, 1, 4, 5}) swap(i, i + 2, 16, 0x0000ffff0000ffffu);
-  for (int i = 0; i < 4; ++i) swap(i, i + 4, 32, 0x00000000ffffffffu);
+// columns[y][x] = rows[x][y] for 8 x 8 bytes.
+LH_INLINE void transpose_bytes(const std::uint64_t (&rows)[8], std::int8_t (&columns)[8][8]) {
+#if defined(__SSE2__)
+  __m128i r[8], pair[4], quad[4];
+  for (int i = 0; i < 8; ++i) r[i] = _mm_cvtsi64_si128(static_cast<long long>(rows[i]));
+  for (int i = 0; i < 4; ++i) pair[i] = _mm_unpacklo_epi8(r[2 * i], r[2 * i + 1]);
+  for (int i = 0; i < 2; ++i) {
+    quad[2 * i] = _mm_unpacklo_epi16(pair[2 * i], pair[2 * i + 1]);
+    quad[2 * i + 1] = _mm_unpackhi_epi16(pair[2 * i], pair[2 * i + 1]);
+  }
+  __m128i* to = reinterpret_cast<__m128i*>(columns);
+  for (int i = 0; i < 2; ++i) {
+    _mm_storeu_si128(to + 2 * i, _mm_unpacklo_epi32(quad[i], quad[i + 2]));
+    _mm_storeu_si128(to + 2 * i + 1, _mm_unpackhi_epi32(quad[i], quad[i + 2]));
+  }
+#else
+  for (int x = 0; x < 8; ++x)
+    for (int y = 0; y < 8; ++y) columns[y][x] = static_cast<std::int8_t>(rows[x] >> (8 * y));
+#endif
 }
 
-// visible[key][lane] &= the boolean mask, for keys [first, last) of the panel's rows.
-template <class T>
+// visible[key][lane] from the boolean mask, for keys [first, last) of the panel's rows; combined
+// with what is there, unless that is to be replaced.
+template <bool Replace, class T>
 inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index first, Index last,
                                Int<T>* visible) {
   const Index step = p.mask.column_stride;
-  for (int lane = 0; lane < panel.n; lane += 8) {
-    const int lanes = std::min(8, panel.n - lane);
+  auto put = [](Int<T>& to, bool see) LH_INLINE_LAMBDA {
+    to = Replace ? -static_cast<Int<T>>(see) : to & -static_cast<Int<T>>(see);
+  };
+  for (int lane = 0; lane < panel.width; lane += 8) {
+    const int lanes = std::min(8, panel.width - lane);
     const std::uint8_t* row[8];
-    for (int x = 0; x < lanes; ++x)
-      row[x] = reinterpret_cast<const std::uint8_t*>(p.mask.matrix(panel.batch, panel.head[lane + x])) +
-               panel.query[lane + x] * p.mask.row_stride;
+    for (int x = 0; x < lanes; ++x) {  // lanes without a row repeat the last one
+      const int source = std::min(lane + x, panel.n - 1);
+      row[x] = reinterpret_cast<const std::uint8_t*>(p.mask.matrix(panel.batch, panel.head[source])) +
+               panel.query[source] * p.mask.row_stride;
+    }
     Index j = first;
-    if (step == 1 && lanes == 8 && panel.width - lane >= 8) {
+    if (step == 1 && lanes == 8) {
       for (; j + 8 <= last; j += 8) {
-        std::uint64_t block[8], all = ~std::uint64_t{0};
-        for (int x = 0; x < 8; ++x) {
-          std::memcpy(&block[x], row[x] + j, 8);
-          all &= block[x];
-        }
-        if (all == 0x0101010101010101u) continue;
-        transpose_bytes(block);
+        std::uint64_t block[8];
+        std::int8_t columns[8][8];
+        for (int x = 0; x < 8; ++x) std::memcpy(&block[x], row[x] + j, 8);
+        transpose_bytes(block, columns);
         for (int y = 0; y < 8; ++y) {
-          std::int8_t column[8];
-          std::memcpy(column, &block[y], 8);
           Int<T>* to = visible + (j - first + y) * panel.width + lane;
-          for (int x = 0; x < 8; ++x) to[x] &= -static_cast<Int<T>>(column[x]);
+          for (int x = 0; x < 8; ++x) put(to[x], columns[y][x] != 0);
         }
       }
     }
     for (; j < last; ++j)
       for (int x = 0; x < lanes; ++x)
-        visible[(j - first) * panel.width + lane + x] &= -static_cast<Int<T>>(row[x][j * step] != 0);
+        put(visible[(j - first) * panel.width + lane + x], row[x][j * step] != 0);
   }
 }
 
@@ -191,23 +201,26 @@ inline bool fill_mask(const Problem& p, const Panel<T>& panel, Index& first, Ind
                       TileMask<T>& mask) {
   constexpr int W = kLanes<T>;
   const Index from = first;
-  for (Index j = first; j < last; ++j) {
+  mask.has_bias = p.mask && p.mask.dtype != Dtype::boolean;
+  const bool boolean = p.mask && !mask.has_bias;
+  const bool whole = first >= panel.inner_first && last <= panel.inner_last;  // inside the band
+  for (Index j = first; j < last && !(boolean && whole); ++j) {
     const IntVec<T> key = splat(static_cast<Int<T>>(j));
     for (int v = 0; v < panel.vectors; ++v)
       store(mask.visible + (j - from) * panel.width + v * W,
             (key >= load(panel.low + v * W)) & (key < load(panel.high + v * W)));
   }
-  mask.has_bias = p.mask && p.mask.dtype != Dtype::boolean;
   if (mask.has_bias)
     apply_bias(p, panel, first, last, mask.visible, mask.bias);
-  else if (p.mask)
-    apply_boolean_mask(p, panel, first, last, mask.visible);
+  else if (boolean && whole)
+    apply_boolean_mask<true>(p, panel, first, last, mask.visible);
+  else if (boolean)
+    apply_boolean_mask<false>(p, panel, first, last, mask.visible);
 
   auto seen = [&](Index j) {
     IntVec<T> some = {};
     for (int v = 0; v < panel.vectors; ++v)
-      some |= load(mask.visible + (j - from) * panel.width + v * W) &
-              (iota<Int<T>>() + Int<T>(v * W) < Int<T>(panel.n));
+      some |= load(mask.visible + (j - from) * panel.width + v * W);
     return any(some);
   };
   while (first < last && !seen(first)) ++first;

@@ -62,6 +62,7 @@ inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, In
     if (at_start) from = dress_from;
     if (at_end) to = dress_to;
     if (from >= to) return false;
+    if (!tile.hides && p.softcap == 0 && !tile.mask.has_bias) dress_from = dress_to = from;
   }
   tile.first = from;
   tile.n = to - from;
@@ -70,8 +71,8 @@ inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, In
   return true;
 }
 
-// What passes by of a tile's scores, lane by lane: the maximum of all; if measured, also minimum,
-// sum and count of the raw ones that are visible.
+// What passes by of a tile's scores, lane by lane: the maximum of all; where some are hidden and it
+// is measured, also minimum, sum and count of those that are not.
 template <int Vectors, class T>
 struct Seen {
   Vec<T> max[Vectors], min[Vectors], sum[Vectors], count[Vectors];
@@ -87,40 +88,23 @@ struct Seen {
 
 // Scores of the tile's keys [from, to); `keys.row(0)` is the tile's first key. The last step of
 // four may repeat a key into up to three rows after `to`, which are written again or not read.
-template <int Vectors, bool Measured, class T>
+template <int Vectors, class T>
 inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* packed_query, Index dim,
                             T* scores, Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
-  Vec<T> top[Vectors], least[Vectors], sum[Vectors];
-  for (int v = 0; v < Vectors; ++v) {
-    top[v] = seen.max[v];
-    least[v] = seen.min[v];
-    sum[v] = seen.sum[v];
-  }
-  auto step = [&](Index j, int valid) LH_INLINE_LAMBDA {
+  Vec<T> top[Vectors];
+  for (int v = 0; v < Vectors; ++v) top[v] = seen.max[v];
+  for (Index j = from; j < to; j += kTileRows) {
     const T* a[kTileRows];
-    for (int r = 0; r < kTileRows; ++r) a[r] = keys.row(r < valid ? j + r : j + valid - 1);
+    for (int r = 0; r < kTileRows; ++r) a[r] = keys.row(std::min(j + r, to - 1));
     multiply<kTileRows, Vectors, true, false>(
         dim, a, 1, packed_query, width, scores, 0, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
           store(scores + (j + r) * width + v * W, x);
-          if (r >= valid) return;
           top[v] = max(top[v], x);
-          if constexpr (Measured) {
-            least[v] = min(least[v], x);
-            sum[v] += x;
-          }
         });
-  };
-  Index j = from;
-  for (; j + kTileRows <= to; j += kTileRows) step(j, kTileRows);
-  if (j < to) step(j, static_cast<int>(to - j));
-  for (int v = 0; v < Vectors; ++v) {
-    seen.max[v] = top[v];
-    seen.min[v] = least[v];
-    seen.sum[v] = sum[v];
-    if constexpr (Measured) seen.count[v] += static_cast<T>(to - from);
   }
+  for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
 }
 
 // Do the dressed keys keep their raw score or lose it to -inf, and nothing else?
@@ -129,25 +113,30 @@ LH_INLINE bool only_hides(const Problem& p, const ScoreTile<T>& tile) {
   return p.softcap == 0 && !tile.mask.has_bias;
 }
 
-// Hides what the mask hides among the dressed keys.
+// Hides what the mask hides among the dressed keys; if measured, takes in all keys of the tile.
 template <int Vectors, bool Measured, class T>
 inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
   for (int v = 0; v < Vectors; ++v) {
     Vec<T> highest = seen.max[v], least = seen.min[v], sum = seen.sum[v], count = seen.count[v];
-    const Int<T>* visible = tile.mask.visible + v * W;
-    for (Index j = tile.dressed_first; j < tile.dressed_last; ++j, visible += Vectors * W) {
-      T* at = tile.scores + (j * Vectors + v) * W;
-      const IntVec<T> see = tile.hides ? load(visible) : ~IntVec<T>{};
-      const Vec<T> x = select<T>(see, load(at), splat(-kInf<T>));
-      store(at, x);
-      highest = max(highest, x);
-      if constexpr (Measured) {
-        least = min(least, select<T>(see, x, least));
-        sum += select<T>(see, x, Vec<T>{});
-        count += select<T>(see, splat(T{1}), Vec<T>{});
+    auto take_in = [&](Index from, Index to, const Int<T>* visible) LH_INLINE_LAMBDA {
+      for (Index j = from; j < to; ++j) {
+        T* at = tile.scores + (j * Vectors + v) * W;
+        const IntVec<T> see = visible ? load(visible) : ~IntVec<T>{};
+        if (visible) visible += Vectors * W;
+        const Vec<T> x = select<T>(see, load(at), splat(-kInf<T>));
+        store(at, x);
+        highest = max(highest, x);
+        if constexpr (Measured) {
+          least = min(least, select<T>(see, x, least));
+          sum += select<T>(see, x, Vec<T>{});
+          count += select<T>(see, splat(T{1}), Vec<T>{});
+        }
       }
-    }
+    };
+    if (Measured) take_in(0, tile.dressed_first, nullptr);
+    take_in(tile.dressed_first, tile.dressed_last, tile.mask.visible + v * W);
+    if (Measured) take_in(tile.dressed_last, tile.n, nullptr);
     seen.max[v] = highest;
     seen.min[v] = least;
     seen.sum[v] = sum;
@@ -177,32 +166,42 @@ inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTil
   }
 }
 
-// Replaces scores by 2^(score - shift) and adds them to sum, four keys at a time in order:
-// exponentiate_measured() does the same, to the bit.
-template <int Vectors, class T>
-inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum) {
+// Replaces scores by e = 2^d, d = score - shift, and adds e to sum; if measured, e·d to sum_d.
+template <int Vectors, bool Measured, class T>
+inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum, Vec<T>* sum_d) {
   constexpr int W = kLanes<T>;
-  Vec<T> s[Vectors], m[Vectors];
+  constexpr Index width = Vectors * W;
+  Vec<T> s[Vectors], sd[Vectors], m[Vectors];
   for (int v = 0; v < Vectors; ++v) {
     s[v] = sum[v];
+    sd[v] = sum_d[v];
     m[v] = shift[v];
   }
-  auto weight = [&](Index j, int v) LH_INLINE_LAMBDA {
-    T* at = scores + (j * Vectors + v) * W;
-    const Vec<T> e = exp2<T>(load(at) - m[v]);
-    store(at, e);
-    return e;
-  };
   Index j = 0;
   for (; j + 4 <= n; j += 4)
     for (int v = 0; v < Vectors; ++v) {
-      const Vec<T> e0 = weight(j, v), e1 = weight(j + 1, v);
-      const Vec<T> e2 = weight(j + 2, v), e3 = weight(j + 3, v);
-      s[v] += (e0 + e1) + (e2 + e3);
+      T* at = scores + j * width + v * W;
+      Vec<T> d[4], e[4];
+      for (int i = 0; i < 4; ++i) d[i] = clamp_exp2<T>(load(at + i * width) - m[v]);
+      exp2_clamped<4, T>(d, e);
+      for (int i = 0; i < 4; ++i) store(at + i * width, e[i]);
+      s[v] += (e[0] + e[1]) + (e[2] + e[3]);
+      if constexpr (Measured) sd[v] += fma(e[1], d[1], e[0] * d[0]) + fma(e[3], d[3], e[2] * d[2]);
     }
   for (; j < n; ++j)
-    for (int v = 0; v < Vectors; ++v) s[v] += weight(j, v);
-  for (int v = 0; v < Vectors; ++v) sum[v] = s[v];
+    for (int v = 0; v < Vectors; ++v) {
+      T* at = scores + j * width + v * W;
+      const Vec<T> d[1] = {clamp_exp2<T>(load(at) - m[v])};
+      Vec<T> e[1];
+      exp2_clamped<1, T>(d, e);
+      store(at, e[0]);
+      s[v] += e[0];
+      if constexpr (Measured) sd[v] = fma(e[0], d[0], sd[v]);
+    }
+  for (int v = 0; v < Vectors; ++v) {
+    sum[v] = s[v];
+    sum_d[v] = sd[v];
+  }
 }
 
 // A row that has seen nothing has the maximum -inf; 0 in its place keeps -inf - max from being NaN.

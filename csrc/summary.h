@@ -43,8 +43,7 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
   Vec<T> empty = zero, nonfinite = zero, finite = zero, choice = zero, score_sum = zero, m2 = zero;
   Vec<T> large = zero, entropy = zero, ratio = zero, effective = zero, top = zero, saturated = zero;
   Vec<T> signal = zero, jacobian = zero, first = zero, distance = zero, null = zero;
-  Vec<T> most = splat(-kInf<T>), least = splat(kInf<T>), widest = zero, weighted = zero;
-  double pairs = 0, score_count = 0;
+  Vec<T> most = splat(-kInf<T>), least = splat(kInf<T>), widest = zero, weighted = zero, pairs = zero;
   for (int v = from / W; v * W < to; ++v) {
     const int at = v * W;
     const Vec<T> lane = iota<T>() + static_cast<T>(at);
@@ -60,6 +59,7 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
     add(finite, good, one);
     add(choice, chooses, one);
     widest = max(widest, select<T>(valid, count, zero));
+    add(pairs, valid, count);
 
     most = max(most, select<T>(good, load(state.most + at), most));
     least = min(least, select<T>(good, load(state.least + at), least));
@@ -82,9 +82,8 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
     add(jacobian, good, sqrt(max(j2, zero)));
     add(first, chooses, exp2<T>(load(state.first + at) - finite_shift<T>(max_score)) * h);
     add(distance, good, load(state.distance + at) * h);
-    add(null, good, exp2<T>(sink - finite_shift<T>(max_score)) * h);
+    if (p.sinks) add(null, good, exp2<T>(sink - finite_shift<T>(max_score)) * h);
   }
-  for (int lane = from; lane < to; ++lane) pairs += static_cast<double>(state.count[lane]);
   const T n = sum<T>(weighted);
   const T mean = n > T{0} ? sum<T>(score_sum) / n : T{0};
   for (int v = from / W; v * W < to; ++v) {
@@ -95,7 +94,6 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
                            (load(state.sum + v * W) == load(state.sum + v * W));
     m2 += select<T>(good, fma(c * c, count, load(state.m2 + v * W)), zero);
   }
-  score_count = sum<T>(nonfinite) > T{0} ? static_cast<double>(n) : pairs;
 
   T highest = -kInf<T>, lowest = kInf<T>, broadest = 0;
   for (int i = 0; i < W; ++i) {
@@ -104,15 +102,13 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
     broadest = std::max(broadest, T(widest[i]));
   }
   sums[kRows] = to - from;
-  sums[kPairs] = pairs;
   sums[kWidestRow] = broadest;
-  sums[kScoreCount] = score_count;
   sums[kScoreMax] = highest * kLn2;
   sums[kScoreMin] = lowest * kLn2;
   sums[kScoreMean] = mean * kLn2;
   sums[kScoreM2] = sum<T>(m2) * kLn2 * kLn2;
   const std::pair<HealthSum, Vec<T>> fields[] = {
-      {kEmptyRows, empty}, {kNonfiniteRows, nonfinite}, {kFiniteRows, finite},
+      {kEmptyRows, empty}, {kPairs, pairs}, {kScoreCount, weighted}, {kNonfiniteRows, nonfinite}, {kFiniteRows, finite},
       {kChoiceRows, choice}, {kLargeScores, large}, {kEntropy, entropy}, {kEntropyRatio, ratio},
       {kEffectiveKeys, effective}, {kTopWeight, top}, {kSaturated, saturated}, {kSignal, signal},
       {kJacobianNorm, jacobian}, {kFirstKey, first}, {kDistance, distance}, {kNullMass, null}};

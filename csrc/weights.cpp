@@ -49,7 +49,7 @@ void write_weights(const Problem& p) {
           stage(key_rows, tile.first, tile.first + tile.n, p.key_dim, 1, true, key_scratch);
       with_vectors(panel.vectors, [&](auto vectors) {
         Seen<vectors, T> seen;
-        multiply_scores<vectors, false>(keys, 0, tile.n, query, p.key_dim, tile.scores, seen);
+        multiply_scores<vectors>(keys, 0, tile.n, query, p.key_dim, tile.scores, seen);
         dress_scores(p, panel, tile, seen.max);
       });
       for (Index j = 0; j < tile.n; ++j)

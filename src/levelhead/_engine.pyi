@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 OPEN: int = 2305843009213693951
 
 def forward(
-    query: object,
-    key: object,
-    value: object,
+    query: object | None,
+    key: object | None,
+    value: object | None,
     mask: object | None,
     left: int,
     right: int,
@@ -27,12 +27,12 @@ def forward(
     weights: bool,
 ) -> Any: ...
 def backward(
-    grad_output: object,
-    query: object,
-    key: object,
-    value: object,
-    output: object,
-    lse: object,
+    grad_output: object | None,
+    query: object | None,
+    key: object | None,
+    value: object | None,
+    output: object | None,
+    lse: object | None,
     mask: object | None,
     left: int,
     right: int,

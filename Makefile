@@ -1,0 +1,110 @@
+# Everything happens in .venv (Python packages, pinned by constraints.txt) and build/ (compiled
+# things). Stamps in .venv say what is done already, so a second run does nothing needless.
+#
+# The package is built without pip's build isolation: an isolated build has new paths every time,
+# and CMake would compile everything again. It is installed, not linked: tests see what users get.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --disable-pip-version-check -qq install --constraint constraints.txt
+BUILD_TOOLS := cmake nanobind ninja scikit-build-core
+# Warnings are errors here, but not for users who build with a compiler that we have not seen.
+INSTALL := $(PIP) --no-build-isolation \
+           --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+
+SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc src -name '*.cpp' -o -name '*.h' \
+             -o -name '*.py' -o -name '*.pyi' -o -name py.typed)
+# These never reach the engine: one run is enough.
+PLAIN_TESTS := tests/test_health.py tests/test_reference.py tests/test_scaling.py
+ENGINE_TESTS = $(filter-out $(PLAIN_TESTS),$(wildcard tests/test_*.py))
+
+define write_stub
+$(RUN) -m nanobind.stubgen -q -m levelhead._engine -o $(1) && $(VENV)/bin/ruff format -q $(1)
+endef
+
+.PHONY: help build test bench lint format stub sanitize clean
+
+help: ## what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: $(VENV)/.installed ## the package, compiled and installed in .venv
+
+test: build ## all tests, then those of the engine again on its portable build
+	$(RUN) -m pytest -q
+	LEVELHEAD_ISA=portable $(RUN) -m pytest -q $(ENGINE_TESTS)
+
+bench: $(VENV)/.peers ## the race against the other CPU attentions (options: ARGS="--quick")
+	$(RUN) -m benchmarks $(ARGS)
+
+lint: build ## ruff, mypy, and whether the type stub is that of the compiled engine
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	@mkdir -p build
+	$(call write_stub,build/_engine.pyi)
+	@diff -u src/levelhead/_engine.pyi build/_engine.pyi \
+	  || { echo "the engine's signatures have changed: run 'make stub' and look at the difference"; exit 1; }
+
+format: build ## let ruff put the Python files in order
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+stub: build ## write the type stub anew, after a change of src/bindings.cpp
+	$(call write_stub,src/levelhead/_engine.pyi)
+
+clean: ## remove .venv, build/ and the caches
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------- AddressSanitizer, UBSan
+
+SANITIZED := build/sanitize
+# Python is not built with ASan, so its runtime must be there first; libstdc++ beside it, for ASan
+# looks up __cxa_throw when it starts. Leaks are not looked for: Python itself never frees all.
+# -O1, because at -O3 the checks make a kernel's compilation take minutes instead of seconds.
+SANITIZER_ENV = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" \
+  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=$(SANITIZED)/site
+
+sanitize: build ## the engine's tests on a build with AddressSanitizer and UBSan, every ISA
+	@echo "building the engine with sanitizers in $(SANITIZED)"
+	@$(VENV)/bin/cmake -S . -B $(SANITIZED) -G Ninja -DLEVELHEAD_SANITIZE=ON -DCMAKE_CXX_FLAGS_RELEASE=-O1 \
+	  -DCMAKE_MAKE_PROGRAM="$(abspath $(VENV))/bin/ninja" -DPython_EXECUTABLE="$(abspath $(RUN))" \
+	  -Dnanobind_DIR="$$($(RUN) -m nanobind --cmake_dir)" >/dev/null
+	@$(VENV)/bin/cmake --build $(SANITIZED) >$(SANITIZED)/build.log || { cat $(SANITIZED)/build.log; exit 1; }
+	@rm -rf $(SANITIZED)/site && mkdir -p $(SANITIZED)/site
+	@cp -r src/levelhead $(SANITIZED)/site/ && rm -f $(SANITIZED)/site/levelhead/_engine*.so
+	@cp $(SANITIZED)/_engine*.so $(SANITIZED)/site/levelhead/
+	@$(SANITIZER_ENV) $(RUN) -c "import levelhead._engine as e; assert '/sanitize/' in e.__file__, e.__file__"
+	$(SANITIZER_ENV) $(RUN) -m pytest -q -p no:cacheprovider --capture=sys $(ENGINE_TESTS)
+	LEVELHEAD_ISA=portable $(SANITIZER_ENV) $(RUN) -m pytest -q -p no:cacheprovider --capture=sys $(ENGINE_TESTS)
+
+# ---------------------------------------------------------------- stamps
+
+$(VENV)/.created:
+	@echo "creating $(VENV)"
+	@# A Python without ensurepip (Debian without python3-venv) gets pip from the pip outside.
+	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 \
+	  || { $(PYTHON) -m venv --clear --without-pip $(VENV) \
+	       && $(PYTHON) -m pip -qq --python $(VENV)/bin/python install pip; }
+	@touch $@
+
+$(VENV)/.tools: constraints.txt | $(VENV)/.created
+	@echo "installing the build tools: $(BUILD_TOOLS)"
+	@$(PIP) $(BUILD_TOOLS)
+	@touch $@
+
+$(VENV)/.installed: $(SOURCES) $(VENV)/.tools
+	@echo "building levelhead and installing it with what its tests need"
+	@$(INSTALL) ".[dev]"
+	@touch $@
+
+$(VENV)/.peers: $(VENV)/.installed
+	@echo "installing the peers of the benchmark"
+	@$(INSTALL) ".[peers]"
+	@touch $@
