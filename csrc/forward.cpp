@@ -2,7 +2,7 @@
 // that a block of K and V stays in the L2 cache while all the panels use it.
 #include "forward.h"
 
-#include <atomic>
+#include <optional>
 
 #include "threads.h"
 
@@ -100,6 +100,11 @@ class Prefill {
       const Index end = std::min(k + block, to);
       const RowBlock<T> keys = stage(key_rows, k, end, p.key_dim, 1, n == 1, key_scratch);
       const RowBlock<T> values = stage(value_rows_in, k, end, p.value_dim, 1, n == 1, value_scratch);
+      std::optional<bool> finite;  // are the block's values? Asked only where some are hidden
+      auto values_finite = [&] {
+        if (!finite) finite = all_finite(values, 0, end - k, p.value_dim);
+        return *finite;
+      };
       for (Index i = 0; i < n; ++i) {
         Work& w = works[i];
         ScoreTile<T> tile;
@@ -108,17 +113,23 @@ class Prefill {
         const RowBlock<T> tile_values{values.row(tile.first - k), values.stride};
         with_vectors(w.panel.vectors, [&](auto vectors) {
           if (p.health)
-            attend<vectors, true>(w, tile, tile_keys, tile_values, factors);
+            weigh<vectors, true>(w, tile, tile_keys, factors);
           else
-            attend<vectors, false>(w, tile, tile_keys, tile_values, factors);
+            weigh<vectors, false>(w, tile, tile_keys, factors);
+          if (tile.hides && !values_finite())
+            accumulate_seen<vectors>(w, tile, tile_values);
+          else
+            accumulate_lanes<vectors>(tile_values, tile.n, p.value_dim, tile.scores, w.panel.width,
+                                      w.output);
         });
       }
     }
     for (Index i = 0; i < n; ++i) finish(works[i], rows);
   }
 
+  // The tile becomes weights, relative to the rows' maximum so far.
   template <int Vectors, bool Measured>
-  void attend(Work& w, ScoreTile<T>& tile, RowBlock<T> keys, RowBlock<T> values, T* factors) {
+  void weigh(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, T* factors) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
     Seen<Vectors, T> seen, dressed;
@@ -139,9 +150,6 @@ class Prefill {
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
     }
-    if (tile.hides && !all_finite(values, da, db, p.value_dim))
-      return accumulate_seen<Vectors>(w, tile, values);
-    accumulate_lanes<Vectors>(values, tile.n, p.value_dim, tile.scores, width, w.output);
   }
 
   // The same sums in the same order, for a tile whose values hold a NaN or an infinity that some

@@ -117,31 +117,31 @@ LH_INLINE bool only_hides(const Problem& p, const ScoreTile<T>& tile) {
 template <int Vectors, bool Measured, class T>
 inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
-  for (int v = 0; v < Vectors; ++v) {
-    Vec<T> highest = seen.max[v], least = seen.min[v], sum = seen.sum[v], count = seen.count[v];
-    auto take_in = [&](Index from, Index to, const Int<T>* visible) LH_INLINE_LAMBDA {
-      for (Index j = from; j < to; ++j) {
-        T* at = tile.scores + (j * Vectors + v) * W;
-        const IntVec<T> see = visible ? load(visible) : ~IntVec<T>{};
-        if (visible) visible += Vectors * W;
-        const Vec<T> x = select<T>(see, load(at), splat(-kInf<T>));
-        store(at, x);
-        highest = max(highest, x);
+  constexpr Index width = Vectors * W;
+  Seen<Vectors, T> s = seen;
+  auto take_in = [&](Index from, Index to, auto masked) LH_INLINE_LAMBDA {
+    const Int<T>* visible = tile.mask.visible;
+    for (T* at = tile.scores + from * width; at < tile.scores + to * width;)
+      for (int v = 0; v < Vectors; ++v, at += W) {
+        IntVec<T> see = ~IntVec<T>{};
+        if constexpr (masked) {
+          see = load(visible);
+          visible += W;
+        }
+        const Vec<T> raw = load(at), x = masked ? select<T>(see, raw, splat(-kInf<T>)) : raw;
+        if constexpr (masked) store(at, x);
+        s.max[v] = max(s.max[v], x);
         if constexpr (Measured) {
-          least = min(least, select<T>(see, x, least));
-          sum += select<T>(see, x, Vec<T>{});
-          count += select<T>(see, splat(T{1}), Vec<T>{});
+          s.min[v] = min(s.min[v], masked ? select<T>(see, raw, s.min[v]) : raw);
+          s.sum[v] += masked ? select<T>(see, raw, Vec<T>{}) : raw;
+          s.count[v] += masked ? select<T>(see, splat(T{1}), Vec<T>{}) : splat(T{1});
         }
       }
-    };
-    if (Measured) take_in(0, tile.dressed_first, nullptr);
-    take_in(tile.dressed_first, tile.dressed_last, tile.mask.visible + v * W);
-    if (Measured) take_in(tile.dressed_last, tile.n, nullptr);
-    seen.max[v] = highest;
-    seen.min[v] = least;
-    seen.sum[v] = sum;
-    seen.count[v] = count;
-  }
+  };
+  if (Measured) take_in(0, tile.dressed_first, std::false_type{});
+  take_in(tile.dressed_first, tile.dressed_last, std::true_type{});
+  if (Measured) take_in(tile.dressed_last, tile.n, std::false_type{});
+  seen = s;
 }
 
 // Softcap, bias and hiding on the dressed keys: raw scores become what enters the softmax.
