@@ -171,12 +171,14 @@ class Decode {
     workspace.reserve(TileBuffer<T>::room(p, kBlockKeys) + Workspace::room<T>(groups * query_room) +
                       Workspace::room<T>(kBlockKeys * key_stride) +
                       Workspace::room<T>(kBlockKeys * value_stride) +
-                      Workspace::room<T>(kBlockKeys * kMaxLanes<T>));
+                      Workspace::room<T>(kBlockKeys * kMaxLanes<T>) +
+                      Workspace::room<T>(kGroupRows<T> * value_stride));
     const TileBuffer<T> buffer(p, kBlockKeys, workspace);
     T* queries = workspace.take<T>(groups * query_room);
     T* key_scratch = workspace.take<T>(kBlockKeys * key_stride);
     T* value_scratch = workspace.take<T>(kBlockKeys * value_stride);
     T* factors = workspace.take<T>(kBlockKeys * kMaxLanes<T>);
+    T* block_sum = workspace.take<T>(kGroupRows<T> * value_stride);
     // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
     std::fill_n(buffer.scores, (std::min(kBlockKeys, p.keys) + 8) * 2 * kLanes<T>, T{0});
     std::fill_n(queries, groups * query_room, T{0});
@@ -229,9 +231,9 @@ class Decode {
         with_vectors(w.panel.vectors, [&](auto vectors) {
           if constexpr (vectors <= 2) {
             if (p.health)
-              attend<vectors, true>(w, tile, q, tile_keys, tile_values, factors);
+              attend<vectors, true>(w, tile, q, tile_keys, tile_values, factors, block_sum);
             else
-              attend<vectors, false>(w, tile, q, tile_keys, tile_values, factors);
+              attend<vectors, false>(w, tile, q, tile_keys, tile_values, factors, block_sum);
           }
         });
       }
@@ -248,7 +250,7 @@ class Decode {
 
   template <int Vectors, bool Measured>
   void attend(Part& w, ScoreTile<T>& tile, const T* query, RowBlock<T> keys,
-              RowBlock<T> values, T* factors) {
+              RowBlock<T> values, T* factors, T* block_sum) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
     by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
@@ -267,28 +269,30 @@ class Decode {
     look(db, tile.n);
     dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
     alignas(64) T rescale[width];
-    T* output = w.output();
-    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
-      for (int r = 0; r < w.panel.n; ++r)
-        for (Index c = 0; c < value_stride; c += W)
-          store(output + r * value_stride + c, load(output + r * value_stride + c) * rescale[r]);
+    softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale);
     if (p.dropout > 0) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
     }
+    // The block's sum on its own first: chains of 128 terms round less than one over all keys.
+    std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
     if (tile.hides && !all_finite(values, da, db, p.value_dim)) {
-      accumulate_seen(w, tile, values);
+      accumulate_seen(w, tile, values, block_sum);
     } else {
       by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
         accumulate_rows<rows_at_once>(tile.scores + r, width, values, tile.n, value_stride,
-                                      output + r * value_stride, value_stride);
+                                      block_sum + r * value_stride, value_stride);
       });
     }
+    T* output = w.output();
+    for (int r = 0; r < w.panel.n; ++r)
+      for (Index c = r * value_stride; c < (r + 1) * value_stride; c += W)
+        store(output + c, fma(load(output + c), splat(rescale[r]), load(block_sum + c)));
   }
 
   // The same sums, leaving out hidden values that hold a NaN or an infinity (see forward.cpp).
-  void accumulate_seen(Part& w, const ScoreTile<T>& tile, RowBlock<T> values) {
+  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values, T* sums) {
     constexpr int W = kLanes<T>;
     const Index width = w.panel.width;
     for (int r = 0; r < w.panel.n; ++r)
@@ -296,7 +300,7 @@ class Decode {
         const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
         if (dressed && !tile.mask.visible[(j - tile.dressed_first) * width + r]) continue;
         const Vec<T> weight = splat(tile.scores[j * width + r]);
-        T* to = w.output() + r * value_stride;
+        T* to = sums + r * value_stride;
         for (Index c = 0; c < value_stride; c += W)
           store(to + c, fma(weight, load(values.row(j) + c), load(to + c)));
       }

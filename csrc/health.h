@@ -91,10 +91,8 @@ struct WeightSums {
   WeightSums(const ScoreTile<T>& tile, const Panel<T>& panel) {
     // The queries' positions span some keys of the tile; the keys before and after those have one
     // sign of i - j in every lane.
-    const T* position = panel.position;
-    const auto [lowest, highest] = std::minmax_element(position, position + panel.width);
-    const Index from = std::clamp<Index>(static_cast<Index>(*lowest) - tile.first, 0, tile.n);
-    const Index to = std::clamp<Index>(static_cast<Index>(*highest) - tile.first, from, tile.n);
+    const Index from = std::clamp<Index>(panel.first_position - tile.first, 0, tile.n);
+    const Index to = std::clamp<Index>(panel.last_position - tile.first, from, tile.n);
     add<true>(tile, panel, 0, from);
     add<false>(tile, panel, from, to);
     for (Vec<T>& d : distance) d = -d;
