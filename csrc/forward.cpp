@@ -30,7 +30,9 @@ class Prefill {
     const Index per_group = cut.panels * p.group();
     const Index groups = p.batch * p.kv_heads;
     // Small enough that every thread gets several chunks, large enough to share a block's staging.
-    const Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
+    Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
+    if (cut.panels <= kChunkPanels)  // short heads stay whole: their sums are merged while warm
+      chunk = std::max<Index>(1, chunk / cut.panels) * cut.panels;
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
       const Index group = task / chunks;
@@ -38,7 +40,7 @@ class Prefill {
       run_chunk(group / p.kv_heads, group % p.kv_heads, i * chunk,
                 std::min(per_group, (i + 1) * chunk));
     });
-    if (p.health)
+    if (p.health && cut.panels > kChunkPanels)
       parallel_for(p.batch * p.heads, p.threads,
                    [&](Index i) { records.merge(i / p.heads, i % p.heads); });
   }
@@ -124,7 +126,11 @@ class Prefill {
         });
       }
     }
-    for (Index i = 0; i < n; ++i) finish(works[i], rows);
+    for (Index i = 0; i < n; ++i) {
+      finish(works[i], rows);
+      if (p.health && cut.panels <= kChunkPanels && works[i].index + 1 == cut.panels)
+        records.merge(batch, works[i].panel.head[0]);
+    }
   }
 
   // The tile becomes weights, relative to the rows' maximum so far.

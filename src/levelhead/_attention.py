@@ -198,10 +198,10 @@ def _options(
             raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
         seed = secrets.randbits(64) if seed is None else _integer("seed", seed) % 2**64
     else:
-        seed = 0
+        dropout, seed = 0.0, 0
     if threads is None:
         threads = 0
-    elif (threads := _integer("threads", threads)) < 1:
+    elif (threads := min(_integer("threads", threads), 1024)) < 1:
         raise ValueError(f"threads: expected at least 1, got {threads}")
     return (
         left,
@@ -211,9 +211,9 @@ def _options(
         scale,
         softcap,
         sinks,
-        float(dropout),
+        dropout,
         seed,
-        min(threads, 1024),
+        threads,
     )
 
 
@@ -273,7 +273,7 @@ def _numbers(name: str, value: Any) -> NDArray[np.float64]:
 
 def _like(query: Any, array: NDArray[Any]) -> Any:
     """A result of the engine as an array of the query's kind, without a copy."""
-    bfloat16 = array.dtype == np.uint16  # how the engine makes what NumPy has no name for
+    bfloat16 = array.dtype.char == "H"  # uint16: how the engine makes what NumPy has no name for
     if isinstance(query, np.ndarray):
         return array.view(query.dtype) if bfloat16 else array
     if type(query).__module__.partition(".")[0] == "torch":
