@@ -31,8 +31,8 @@ class Prefill {
     const Index groups = p.batch * p.kv_heads;
     // Small enough that every thread gets several chunks, large enough to share a block's staging.
     Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
-    if (cut.panels <= kChunkPanels)  // short heads stay whole: their sums are merged while warm
-      chunk = std::max<Index>(1, chunk / cut.panels) * cut.panels;
+    whole_heads = chunk >= cut.panels;  // then their sums are merged by the task that made them
+    if (whole_heads) chunk = chunk / cut.panels * cut.panels;
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
       const Index group = task / chunks;
@@ -40,7 +40,7 @@ class Prefill {
       run_chunk(group / p.kv_heads, group % p.kv_heads, i * chunk,
                 std::min(per_group, (i + 1) * chunk));
     });
-    if (p.health && cut.panels > kChunkPanels)
+    if (p.health && !whole_heads)
       parallel_for(p.batch * p.heads, p.threads,
                    [&](Index i) { records.merge(i / p.heads, i % p.heads); });
   }
@@ -58,6 +58,7 @@ class Prefill {
   const PanelCut<T> cut;
   const Index block, value_rows;
   HealthRecords records;
+  bool whole_heads = false;  // does every chunk hold whole heads?
 
   void run_chunk(Index batch, Index kv_head, Index first, Index last) {
     constexpr Index lanes = kMaxLanes<T>;
@@ -128,7 +129,7 @@ class Prefill {
     }
     for (Index i = 0; i < n; ++i) {
       finish(works[i], rows);
-      if (p.health && cut.panels <= kChunkPanels && works[i].index + 1 == cut.panels)
+      if (p.health && whole_heads && works[i].index + 1 == cut.panels)
         records.merge(batch, works[i].panel.head[0]);
     }
   }

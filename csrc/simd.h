@@ -221,7 +221,6 @@ LH_INLINE Vec<T> tanh(Vec<T> x) {
 template <class T>
 LH_INLINE Vec<T> log(Vec<T> x) {
   constexpr int kMantissa = std::numeric_limits<T>::digits - 1;
-  constexpr int kBias = std::numeric_limits<T>::max_exponent - 1;
   constexpr int kTerms = sizeof(T) == 8 ? 12 : 5;
   // Offsetting by the bits of sqrt(1/2) makes the exponent field switch there instead of at 1.
   const T root_half = static_cast<T>(0.70710678118654752);
@@ -230,7 +229,6 @@ LH_INLINE Vec<T> log(Vec<T> x) {
   const IntVec<T> bits = (IntVec<T>)x - root_bits;
   const IntVec<T> n = bits >> kMantissa;
   const Vec<T> m = (Vec<T>)((bits & ((Int<T>{1} << kMantissa) - 1)) + root_bits);
-  (void)kBias;
   const Vec<T> z = (m - T{1}) / (m + T{1}), z2 = z * z;
   Vec<T> p = splat(T{1} / T(2 * kTerms + 1));
   for (int k = kTerms - 1; k > 0; --k) p = fma(p, z2, splat(T{1} / T(2 * k + 1)));
