@@ -1,7 +1,7 @@
 // Decode: a few queries against many keys, bound by reading K and V. Rows of all heads of a group
-// share a tile, so each key and value is read once for all of them. Keys are split into parts of
-// fixed size, so that one sequence uses all cores; parts are merged in order, so the result does
-// not depend on how many cores there were.
+// share a tile, so each key and value is read once for all of them. Keys are split into parts whose
+// size follows from the shape, so that one sequence uses all cores; parts are merged in order, so
+// the result does not depend on how many cores there were.
 #include "forward.h"
 
 #include "threads.h"
