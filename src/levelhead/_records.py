@@ -1,0 +1,44 @@
+"""What a watch hands to the places that keep it: one record a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ._health import GradHealth, Health
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A head whose verdict has turned worse."""
+
+    step: int
+    layer: str
+    head: int
+    verdict: str
+    level: str
+    previous: str
+    value: float  # of the statistic that the verdict rests on
+    reason: str
+    hint: str
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}, {self.layer or 'outside any module'}, head {self.head}: "
+            f"{self.verdict} (was {self.previous}); {self.reason}. What to do: {self.hint}"
+        )
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One recorded step: per layer (dotted module name) the statistics of its heads.
+
+    health:    layer → Health of shape (Hq,), merged over the batch and all calls of the step
+    gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
+    """
+
+    step: int
+    time: float  # seconds since 1970
+    health: Mapping[str, Health]
+    gradients: Mapping[str, GradHealth] = field(default_factory=dict)
+    alerts: tuple[Alert, ...] = ()
