@@ -349,6 +349,7 @@ class Backward {
           weight_sq += select<T>(counts, dp * dp, Vec<T>{});
           score_sq += select<T>(counts, ds * ds, Vec<T>{});
         }
+        if (p.grad_scores) write_grad_scores(panel, slab.batch, slab.head, tile.first + j, v, ds);
         if (p.softcap > 0) ds *= load(slab.slope + x);
         store(weights + j * slab.width + v * W, kept);
         store(grad_scores + j * slab.width + v * W, ds * scale);
@@ -358,6 +359,16 @@ class Backward {
       slab.sums[kWeightGradSq] += static_cast<double>(sum<T>(weight_sq));
       slab.sums[kScoreGradSq] += static_cast<double>(sum<T>(score_sq));
     }
+  }
+
+  // dS of one key and one vector of queries, for those who want the gradient of a float mask.
+  void write_grad_scores(const Panel<T>& panel, Index batch, Index head, Index key, int v,
+                         Vec<T> ds) const {
+    T* to = static_cast<T*>(p.grad_scores) +
+            ((batch * p.heads + head) * p.queries + panel.query[0]) * p.keys + key;
+    const Index first = v * kLanes<T>, end = std::min<Index>(panel.n, first + kLanes<T>);
+    for (Index lane = first; lane < end; ++lane)
+      to[lane * p.keys] = ds[static_cast<int>(lane - first)];
   }
 
   // Pairs that the statistics count: those of lanes with a row, unless the bias says "hidden".

@@ -81,6 +81,9 @@ struct Problem {
 
   // Backward only.
   Tensor grad_output, grad_query, grad_key, grad_value;
+  // Of the scores as they enter the softmax: (batch, heads, queries, keys) contiguous, zeroed,
+  // float (double for f64); or null.
+  void* grad_scores = nullptr;
   double* grad_health = nullptr;  // (batch, heads, kGradSums), or null
 
   Index group() const { return heads / kv_heads; }

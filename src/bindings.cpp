@@ -326,12 +326,12 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
                                             given(want_health, health)));
 }
 
-// (dq, dk, dv, gradient health sums or None)
+// (dq, dk, dv, gradient health sums or None, gradient of the scores or None)
 nb::typed<nb::tuple, nb::any, nb::ellipsis> backward(
     nb::handle grad_output, nb::handle query, nb::handle key, nb::handle value, nb::handle output,
     nb::handle lse, nb::handle mask, Index left, Index right, nb::handle query_offset,
     nb::handle key_lengths, nb::handle scale, double softcap, nb::handle sinks, double dropout,
-    std::uint64_t seed, int threads, bool want_health) {
+    std::uint64_t seed, int threads, bool want_health, bool want_scores) {
   Problem p;
   const Array q("query", query), k("key", key), v("value", value);
   describe(p, q.view, k.view, v.view);
@@ -353,13 +353,23 @@ nb::typed<nb::tuple, nb::any, nb::ellipsis> backward(
   p.grad_query = describe_like(q.view, dq.view, p.heads, p.queries, p.key_dim);
   p.grad_key = describe_like(q.view, dk.view, p.kv_heads, p.keys, p.key_dim);
   p.grad_value = describe_like(q.view, dv.view, p.kv_heads, p.keys, p.value_dim);
-  std::optional<NewArray> health;
+  std::optional<NewArray> health, scores;
   if (want_health) {
     health.emplace(shape_like(q.view, {p.heads, kGradSums}), Dtype::f64);
     p.grad_health = static_cast<double*>(health->view.data);
   }
+  if (want_scores) {
+    std::vector<Index> shape = shape_of(q.view);
+    shape.back() = p.keys;
+    scores.emplace(shape, lse_dtype(q.view.dtype));
+    p.grad_scores = scores->view.data;
+    std::memset(p.grad_scores, 0,
+                static_cast<std::size_t>(p.batch * p.heads * p.queries * p.keys) *
+                    size_of(scores->view.dtype));
+  }
   run(p, [&] { kernels().backward(p); });
-  return nb::make_tuple(dq.object, dk.object, dv.object, want_health ? health->object : nb::none());
+  return nb::make_tuple(dq.object, dk.object, dv.object, want_health ? health->object : nb::none(),
+                        want_scores ? scores->object : nb::none());
 }
 
 nb::typed<nb::dict, nb::str, nb::any> cpu_info() {
@@ -403,7 +413,7 @@ NB_MODULE(_engine, m) {
         "value"_a.none(), "output"_a.none(), "lse"_a.none(), "mask"_a.none(), "left"_a,
         "right"_a, "query_offset"_a.none(), "key_lengths"_a.none(),
         "scale"_a.none(), "softcap"_a, "sinks"_a.none(), "dropout"_a, "seed"_a, "threads"_a,
-        "health"_a);
+        "health"_a, "scores"_a);
   m.def("cpu_info", &cpu_info);
   m.def("exp2", &exp2_into<float>, "x"_a.noconvert(), "y"_a.noconvert());
   m.def("exp2", &exp2_into<double>, "x"_a.noconvert(), "y"_a.noconvert());

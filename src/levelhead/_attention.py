@@ -131,8 +131,8 @@ def attention_backward(
         causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads
     )
     return_health = _flag("return_health", return_health)
-    dq, dk, dv, sums = _engine.backward(
-        grad_output, query, key, value, output, lse, mask, *options, return_health
+    dq, dk, dv, sums, _ = _engine.backward(
+        grad_output, query, key, value, output, lse, mask, *options, return_health, False
     )
     return AttentionGradients(
         _like(query, dq),

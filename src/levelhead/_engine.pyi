@@ -45,6 +45,7 @@ def backward(
     seed: int,
     threads: int,
     health: bool,
+    scores: bool,
 ) -> tuple[Any, ...]: ...
 def cpu_info() -> dict[str, Any]: ...
 @overload

@@ -1,0 +1,124 @@
+"""Health in plain torch, from scores that are there as a matrix: any device, any shape.
+
+The statistics are those of HEALTH_SUMS, each row's by the tail-separated form: sums over all
+outcomes but one largest, so that a saturated row keeps its small numbers in float32 too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
+
+
+def hidden_bias(bias: Tensor) -> Tensor:
+    """Where a float bias, or a logit that holds one, means "hidden" to the statistics."""
+    return bias <= torch.finfo(bias.dtype).min / 2
+
+
+def row_statistics(
+    scores: Tensor, logits: Tensor, counted: Tensor, sinks: Tensor | None, distance: Tensor
+) -> dict[str, Tensor]:
+    """What each row contributes, every entry (..., H, L); rows that are left out hold zeros.
+
+    scores:   (..., H, L, S), scale·QKᵀ
+    logits:   (..., H, L, S), the same with softcap and bias, as they enter the softmax
+    counted:  broadcastable to them; the pairs that are visible to the statistics
+    sinks:    (H,), a logit per head in the denominator
+    distance: broadcastable to them; |i - j| of the positions
+    """
+    if scores.shape[-1] == 0:  # maxima need a column
+        scores, logits = (
+            scores.new_zeros(*scores.shape[:-1], 1),
+            logits.new_zeros(*scores.shape[:-1], 1),
+        )
+        counted, distance = torch.zeros_like(scores, dtype=torch.bool), torch.zeros_like(scores)
+    counted = counted.expand(scores.shape)
+    none = float("-inf")
+    visible = counted.sum(-1)
+    broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
+    null = logits.new_full((), none) if sinks is None else sinks.to(logits.dtype)[:, None]
+    broken = broken | ~(null < float("inf"))
+    used = (visible > 0) & ~broken
+    pairs = counted & used[..., None]
+
+    reached = torch.where(pairs, logits, none)
+    key_top, place = reached.max(-1)
+    top = torch.where(used, torch.maximum(key_top, null), 0)
+    below = torch.where(pairs, reached - top[..., None], 0)
+    exps = torch.where(pairs, below.exp(), 0)
+    null_exp = torch.where(used, (null - top).exp(), 0)
+    key_leads = key_top >= null  # else the sink does, and all keys are tail
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    largest = (index == place[..., None]) & key_leads[..., None]
+    tail = torch.where(largest, 0, exps)
+    null_tail = torch.where(key_leads, null_exp, 0)
+    null_below = torch.where(null_tail > 0, null - top, 0)
+
+    l1 = tail.sum(-1) + null_tail
+    a = (tail * below).sum(-1) + null_tail * null_below
+    total, head, rest = 1 + l1, 1 / (1 + l1), l1 / (1 + l1)
+    t2 = ((tail * tail).sum(-1) + null_tail**2) / total**2
+    t3 = ((tail**3).sum(-1) + null_tail**3) / total**3
+    entropy = torch.log1p(l1) - a / total
+    outcomes = (visible + (sinks is not None)).clamp(min=2).to(logits.dtype)
+    jacobian = (head * rest) ** 2 + t2 * (1 + 2 * head**2) + t2**2 - 2 * t3
+
+    kept = torch.where(pairs, scores, 0)
+    mean = kept.sum(-1) / visible.clamp(min=1)
+    deviation = torch.where(pairs, scores - mean[..., None], 0)
+    choice = used & (visible > 1)
+    return {
+        "visible": visible,
+        "broken": broken & (visible > 0),
+        "used": used,
+        "choice": choice,
+        "score_max": torch.where(pairs, scores, none).amax(-1),
+        "score_min": torch.where(pairs, scores, -none).amin(-1),
+        "score_mean": mean,
+        "score_m2": (deviation * deviation).sum(-1),
+        "large_scores": (kept.abs() > LARGE_SCORE).sum(-1),
+        "entropy": torch.where(used, entropy, 0),
+        "entropy_ratio": torch.where(choice, entropy / outcomes.log(), 0),
+        "effective_keys": torch.where(used, 1 / (head**2 + t2), 0),
+        "top_weight": torch.where(used, head, 0),
+        "saturated": choice & (head > SATURATED_WEIGHT),
+        "signal": torch.where(used, 2 * rest - rest**2 - t2, 0),
+        "jacobian_norm": torch.where(used, jacobian.clamp(min=0).sqrt(), 0),
+        "first_key": torch.where(choice, exps[..., 0] / total, 0),
+        "distance": (exps * distance).sum(-1) / total,
+        "null_mass": null_exp / total,
+    }
+
+
+def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
+    """The sums that `Health` is made of, (..., H, len(HEALTH_SUMS)), from parts of the rows."""
+
+    def column(name: str) -> Tensor:
+        # float64 off the device: not every device has it
+        rows = torch.cat([part[name] for part in parts], -1)
+        return (rows if rows.is_meta else rows.cpu()).double()
+
+    visible, used = column("visible"), column("used")
+    count = visible * used
+    pairs = count.sum(-1)
+    mean = (column("score_mean") * count).sum(-1) / pairs.clamp(min=1)
+    spread = (column("score_mean") - mean[..., None]) ** 2 * count  # Chan's formula
+    no_rows = visible.shape[-1] == 0
+    sums = {
+        "rows": torch.full_like(pairs, visible.shape[-1]),
+        "pairs": visible.sum(-1),
+        "empty_rows": (visible == 0).double().sum(-1),
+        "nonfinite_rows": column("broken").sum(-1),
+        "finite_rows": used.sum(-1),
+        "choice_rows": column("choice").sum(-1),
+        "widest_row": torch.zeros_like(pairs) if no_rows else visible.amax(-1),
+        "score_count": pairs,
+        "score_max": pairs - float("inf") if no_rows else column("score_max").amax(-1),
+        "score_min": pairs + float("inf") if no_rows else column("score_min").amin(-1),
+        "score_mean": mean,
+        "score_m2": (column("score_m2") + spread).sum(-1),
+    }
+    names = [name for name in HEALTH_SUMS if name not in sums]
+    return torch.stack([*sums.values(), *(column(name).sum(-1) for name in names)], -1)
