@@ -1,0 +1,141 @@
+"""Figures: what an experiment measures, one dict a seed, and how several seeds become one number.
+
+A dict of figures holds plain numbers, and tables: a table is a dict of columns, all of one length.
+The name "timings" is reserved for what the clock says, which no seed can repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Figures = dict[str, Any]
+TIMINGS = "timings"
+
+_SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
+_DIGITS = 6  # of a stored figure; the last bits of a float are no result
+
+
+class Spread(float):
+    """The mean over seeds, which knows its standard deviation and its range.
+
+    >>> x = Spread([62.0, 64.0, 66.0])
+    >>> f"{x:.1f} or {x:.1f±}"
+    '64.0 or 64.0 ± 2.0'
+    """
+
+    std: float
+    low: float
+    high: float
+
+    def __new__(cls, values: Iterable[float]) -> Spread:
+        """Take one value a seed."""
+        array = np.asarray(list(values), np.float64)
+        self = super().__new__(cls, array.mean())
+        self.std = float(array.std(ddof=1)) if array.size > 1 else 0.0
+        self.low, self.high = float(array.min()), float(array.max())
+        return self
+
+    def __format__(self, spec: str) -> str:
+        plain = spec.removesuffix("±")
+        mean = format(float(self), plain)
+        return mean if plain == spec or self.std == 0 else f"{mean} ± {format(self.std, plain)}"
+
+
+def powers(text: str) -> str:
+    """Numbers with an exponent as people write them.
+
+    >>> powers("within 3e-07")
+    'within 3·10⁻⁷'
+    """
+    return re.sub(
+        r"(?<=\d)e([+-])0*(\d+)",
+        lambda e: "·10" + (e[1].strip("+") + e[2]).translate(_SUPERSCRIPTS),
+        text,
+    )
+
+
+def stack(runs: Sequence[Figures]) -> dict[str, Any]:
+    """The same figures with every number or column an array whose first axis is the seed.
+
+    >>> stack([{"t": {"d": [1, 2]}, "x": 3.0}, {"t": {"d": [1, 2]}, "x": None}])["t"]["d"].shape
+    (2, 2)
+    """
+    stacked: dict[str, Any] = {}
+    for name, value in runs[0].items():
+        values = [run[name] for run in runs]
+        stacked[name] = stack(values) if isinstance(value, dict) else _array(values)
+    return stacked
+
+
+def at(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> Spread:
+    """One cell of a stacked table over the seeds, found by the values of other columns.
+
+    >>> figures = stack([{"t": {"d": [1, 2], "x": [10.0, 20.0]}}])
+    >>> at(figures["t"], "x", d=2)
+    20.0
+    """
+    rows = np.logical_and.reduce([table[name][0] == value for name, value in where.items()])
+    (row,) = np.flatnonzero(rows)
+    return Spread(table[column][:, row])
+
+
+def _array(values: list[Any]) -> NDArray[Any]:
+    array = np.array(values)
+    # None stands for NaN and infinity, which JSON does not have.
+    return array if array.dtype.kind in "US" else np.array(values, np.float64)
+
+
+def plain(value: Any) -> Any:
+    """Figures as JSON takes them: NumPy's types made Python's, floats cut to six digits."""
+    if isinstance(value, dict):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+    return value
+
+
+def summary(runs: Sequence[Figures]) -> Figures:
+    """Figures over the seeds: mean, std, min and max of what was measured.
+
+    >>> summary([{"d": 8, "x": 1.0}, {"d": 8, "x": 3.0}])
+    {'d': 8, 'x': {'mean': 2.0, 'std': 1.41421, 'min': 1.0, 'max': 3.0}}
+
+    Whole numbers and words that are the same for every seed are conditions and stay as they are.
+    """
+    found: Figures = {}
+    for name, value in runs[0].items():
+        values = [run[name] for run in runs]
+        if isinstance(value, dict):
+            found[name] = summary(values)
+        elif _is_condition(value) and all(other == value for other in values):
+            found[name] = value
+        else:
+            found[name] = plain(_statistics(_array(values)))
+    return found
+
+
+def _is_condition(value: Any) -> bool:
+    items = value if isinstance(value, list) else [value]
+    return all(isinstance(item, int | str) for item in items)
+
+
+def _statistics(array: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    std = array.std(axis=0, ddof=1) if len(array) > 1 else np.zeros(array.shape[1:])
+    return {
+        "mean": array.mean(axis=0),
+        "std": std,
+        "min": array.min(axis=0),
+        "max": array.max(axis=0),
+    }

@@ -1,0 +1,81 @@
+"""Plotly figures as plain data: the pieces that the experiments' pictures are made of.
+
+Nothing here imports Plotly. Colours say which scale: the same one everywhere. Fonts, grid and
+background are the page's, so that they can follow light and dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Spec = dict[str, Any]
+Values = Sequence[Any] | NDArray[Any]
+
+# Told apart by most eyes, on white and on black.
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
+    *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a78bfa", "#94a3b8"),
+)
+COLOURS = {"sqrt_dk": BLUE, "none": RED, "dk": GREEN, "sqrt_dmodel": PURPLE}
+NAMES = {"sqrt_dk": "1/√d_k", "none": "no scale", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model"}
+
+
+def band(name: str, x: Values, runs: NDArray[Any], colour: str, **options: Any) -> list[Spec]:
+    """A line through the means, with the range over the seeds (axis 0 of runs) as a band."""
+    x = _list(x)
+    low, high, mean = runs.min(axis=0), runs.max(axis=0), runs.mean(axis=0)
+    edge = {"x": x, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
+    group = {"legendgroup": name}
+    return [
+        {**edge, **group, "y": _list(low)},
+        {**edge, **group, "y": _list(high), "fill": "tonexty", "fillcolor": faded(colour)},
+        line(name, x, mean, colour, **group, **options),
+    ]
+
+
+def line(name: str, x: Values, y: NDArray[Any], colour: str, **options: Any) -> Spec:
+    """A line with a dot at every measured point."""
+    style = {"color": colour, "width": 2} | options.pop("line", {})
+    return {
+        **{"type": "scatter", "mode": "lines+markers", "name": name, "x": _list(x), "y": _list(y)},
+        **{"line": style, "marker": {"color": colour, "size": 6}},
+        **options,
+    }
+
+
+def guide(name: str, x: Values, y: Any, **options: Any) -> Spec:
+    """A dotted line for what the claim or the theory says."""
+    style = {"color": GREY, "width": 1.5, "dash": "dot"}
+    y = np.broadcast_to(np.asarray(y, np.float64), (len(x),))
+    base = {"type": "scatter", "mode": "lines", "name": name, "x": _list(x), "y": _list(y)}
+    return {**base, "line": style, **options}
+
+
+def axis(title: str, *, log: bool = False, **options: Any) -> Spec:
+    """An axis with its title."""
+    scale = {"type": "log", "exponentformat": "power", "dtick": 1} if log else {}
+    return {"title": {"text": title}, **scale, **options}
+
+
+def picture(title: str, data: Sequence[Spec], x: Spec, y: Spec, **layout: Any) -> Spec:
+    """One chart of an experiment; the page puts several side by side or one below the other."""
+    return {
+        "data": list(data),
+        "layout": {"title": {"text": title}, "xaxis": x, "yaxis": y, **layout},
+    }
+
+
+def faded(colour: str, alpha: float = 0.18) -> str:
+    """The colour, see-through."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha})"
+
+
+def _list(values: Values) -> list[Any]:
+    array = np.asarray(values)
+    if array.dtype.kind != "f":
+        return list(array.tolist())
+    return [float(f"{item:.5g}") if np.isfinite(item) else None for item in array.tolist()]

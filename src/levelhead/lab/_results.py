@@ -1,0 +1,141 @@
+"""From figures to what is kept: results.json, timings.json and the tables as CSV.
+
+results.json holds nothing that the clock decides, so the same seeds give the same bytes. What the
+clock said (figures named "timings") goes into timings.json. A verdict may rest on it only by a
+comparison that it passes by far, and no sentence in results.json quotes it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._experiment import VERDICTS, Experiment
+from ._figures import TIMINGS, Figures, powers, summary
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment with the figures of all its seeds, or with the reason why it has none."""
+
+    experiment: Experiment
+    size: str
+    seeds: Sequence[int] = ()
+    runs: Sequence[Figures] = ()
+    missing: str | None = None
+
+    def texts(self) -> dict[str, str]:
+        """The paragraph in its parts, numbers filled in."""
+        one, numbers = self.experiment, self.experiment.numbers(self.runs)
+        parts = {"said": one.said, "done": one.done, "found": one.found, "limits": one.limits}
+        return {part: powers(text.format(**numbers)) for part, text in parts.items()}
+
+    def clock(self) -> str:
+        """What the clock said, in words; empty for most."""
+        one = self.experiment
+        return powers(one.clock.format(**one.numbers(self.runs))) if one.clock and self.runs else ""
+
+    def verdict(self) -> tuple[str, str]:
+        """The verdict and why; "not run" and what to install."""
+        if self.missing:
+            return NOT_RUN, self.missing
+        verdict, why = self.experiment.verdict(self.runs)
+        if verdict not in VERDICTS:
+            raise ValueError(f"{self.experiment.name}: no such verdict: {verdict!r}")
+        return verdict, powers(why)
+
+    def result(self) -> dict[str, Any]:
+        """The entry in results.json."""
+        verdict, why = self.verdict()
+        figures = summary(self.runs) if self.runs else {}
+        figures.pop(TIMINGS, None)
+        return {
+            "claim": self.experiment.claim,
+            "experiment": self.experiment.name,
+            "title": self.experiment.title,
+            "claim_text": self.experiment.said,
+            "verdict": verdict,
+            "why": why,
+            "text": " ".join(self.texts().values()) if self.runs else "",
+            "size": self.size,
+            "seeds": list(self.seeds),
+            "figures": figures,
+        }
+
+
+def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """Write results.json, timings.json and data/*.csv; returns what is in results.json."""
+    results = [outcome.result() for outcome in outcomes]
+    write_json(out / "results.json", results)
+    timed = [one for one in outcomes if one.runs and TIMINGS in one.runs[0]]
+    write_json(
+        out / "timings.json",
+        [
+            {
+                "experiment": one.experiment.name,
+                "text": one.clock(),
+                "timings": summary([run[TIMINGS] for run in one.runs]),
+            }
+            for one in timed
+        ],
+    )
+    for outcome in outcomes:
+        for table, text in _tables(outcome).items():
+            write_text(out / "data" / f"{outcome.experiment.name}-{table}.csv", text)
+    return results
+
+
+def _tables(outcome: Outcome) -> dict[str, str]:
+    """Each table as CSV with the seed in front; the single numbers make one of their own."""
+    tables: dict[str, list[dict[str, Any]]] = {}
+    for seed, run in zip(outcome.seeds, outcome.runs, strict=True):
+        for name, value in _flat(run):
+            if isinstance(value, dict):
+                columns = {"seed": [seed] * len(next(iter(value.values()))), **value}
+                rows = zip(*columns.values(), strict=True)
+                tables.setdefault(name, []).extend(
+                    dict(zip(columns, row, strict=True)) for row in rows
+                )
+        single = {name: value for name, value in run.items() if not isinstance(value, dict)}
+        if single:
+            tables.setdefault("numbers", []).append({"seed": seed, **single})
+    return {name: _csv(rows) for name, rows in tables.items()}
+
+
+def _flat(run: Figures) -> list[tuple[str, Any]]:
+    timings = run.get(TIMINGS, {})
+    return [item for item in run.items() if item[0] != TIMINGS] + [
+        (f"{TIMINGS}-{name}", table) for name, table in timings.items()
+    ]
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write it readably, and refuse what JSON has no word for."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write the file whole or not at all: whoever is interrupted leaves no half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
