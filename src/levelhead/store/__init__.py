@@ -1,0 +1,8 @@
+"""Places that keep what a watch sees: SQLite, JSON lines, TensorBoard."""
+
+from ._open import StoreError
+from ._run import Run, read_run
+from ._sinks import JsonLines, TensorBoard
+from ._store import Store
+
+__all__ = ["JsonLines", "Run", "Store", "StoreError", "TensorBoard", "read_run"]

@@ -1,0 +1,157 @@
+"""Store: the sink that keeps a run in SQLite."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from .._health import GRAD_SUMS, HEALTH_SUMS, Verdict
+from .._per_head import PerHead
+from .._records import StepRecord
+from ._judged import judged
+from ._open import FilePath, StoreError, advice, opening, transaction
+from ._outage import Outage
+from ._schema import ALERT_COLUMNS
+from ._sink import Sink
+
+_PATIENCE = 200  # milliseconds that a step waits for another writer
+
+_RUN = """
+INSERT INTO runs (name, model, meta, version, started)
+VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
+"""
+_STEP = "INSERT INTO steps (run_id, step, time) VALUES (?, ?, ?)"
+_LAYER = "INSERT INTO layers (run_id, name) VALUES (?, ?)"
+_HEAD = f"INSERT INTO head_stats VALUES (?, ?, ?, ?, ?{', ?' * len(HEALTH_SUMS)})"
+_GRADIENT = f"INSERT INTO gradient_stats VALUES (?, ?, ?{', ?' * len(GRAD_SUMS)})"
+_ALERT = f"INSERT INTO alerts VALUES (NULL, ?, ?{', ?' * len(ALERT_COLUMNS)})"
+
+
+class Store(Sink):
+    """A new run in an SQLite file, which is made if there is none; call it with each step's record.
+
+    >>> import tempfile, time, numpy as np, levelhead as lh
+    >>> from levelhead._records import StepRecord
+    >>> from levelhead.store import Store, read_run
+    >>> path = tempfile.mkdtemp() + "/run.db"
+    >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 32, 64))
+    >>> health = lh.attention(q, k, v, return_health=True).health
+    >>> with Store(path, name="first try") as store:
+    ...     store(StepRecord(step=0, time=time.time(), health={"layers.0.attn": health}))
+    >>> run = read_run(path)
+    >>> run.name, run.steps, run.layers
+    ('first try', [0], ['layers.0.attn'])
+    >>> run.total()["layers.0.attn"] == health
+    True
+
+    path:  the file; one file may hold many runs, also of several processes at once
+    name:  of the run; None numbers it: "run 1"
+    model: what was watched, in words
+    meta:  anything else to remember, kept as JSON (what JSON does not know, as its str)
+
+    Each step is one transaction: a killed process loses at most the step being written. A step
+    that cannot be written (full disk, locked file) is logged once and lost; training goes on.
+    Only opening raises, a `StoreError`.
+    """
+
+    def __init__(
+        self,
+        path: FilePath,
+        *,
+        name: str | None = None,
+        model: str = "",
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        described = json.dumps(dict(meta or {}), default=str)
+        self._lock = threading.Lock()
+        self._outage = Outage(str(self.path))
+        self._layers: dict[str, int] = {}
+        with opening(self.path) as self._connection, transaction(self._connection):
+            self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
+        self._open = True
+        self._wait(_PATIENCE)
+
+    def __call__(self, record: StepRecord) -> None:
+        """Write one step."""
+        with self._lock:
+            if not self._open:
+                raise StoreError(f"the store {self.path} is closed: open a new one")
+            try:
+                self._write(record)
+            except sqlite3.Error as error:
+                self._outage.failed(record.step, error, advice(error))
+                self._wait(0)  # what is broken is probed, not waited for
+            else:
+                if self._outage.lost:
+                    self._wait(_PATIENCE)
+                self._outage.worked(record.step)
+
+    def close(self) -> None:
+        """Mark the end of the run. A second call does nothing."""
+        with self._lock:
+            if not self._open:
+                return
+            self._open = False
+            try:
+                self._wait(_PATIENCE)
+                end = (time.time(), self.run)
+                self._connection.execute("UPDATE runs SET ended = ? WHERE id = ?", end)
+            except sqlite3.Error as error:
+                self._outage.closed(error)
+            else:
+                self._outage.closed()
+            # Leaves one plain file, readable from read-only places and without the -wal and -shm
+            # that a reader of a WAL file leaves behind. Refused while others have it open.
+            with suppress(sqlite3.Error):
+                self._connection.execute("PRAGMA journal_mode = DELETE")
+            self._connection.close()
+
+    def _write(self, record: StepRecord) -> None:
+        layers = dict(self._layers)
+        verdicts = judged(record)
+        insert = self._connection.executemany
+        with transaction(self._connection):
+            step = self._insert(_STEP, (self.run, int(record.step), record.time))
+            for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
+                if name not in layers:
+                    layers[name] = self._insert(_LAYER, (self.run, name))
+            heads = (
+                (step, layers[name], head, *_named(verdicts[name].get(head)), *sums)
+                for name, head, sums in _by_head(record.health)
+            )
+            insert(_HEAD, heads)
+            gradients = (
+                (step, layers[name], head, *sums) for name, head, sums in _by_head(record.gradients)
+            )
+            insert(_GRADIENT, gradients)
+            alerts = (
+                (step, layers[alert.layer], *(getattr(alert, name) for name in ALERT_COLUMNS))
+                for alert in record.alerts
+            )
+            insert(_ALERT, alerts)
+        self._layers = layers  # only now: a transaction that failed has made none
+
+    def _insert(self, statement: str, values: tuple[object, ...]) -> int:
+        """The id of the new row."""
+        return self._connection.execute(statement, values).lastrowid or 0
+
+    def _wait(self, milliseconds: int) -> None:
+        self._connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def _by_head(layers: Mapping[str, PerHead]) -> Iterator[tuple[str, int, list[float]]]:
+    for name, statistics in layers.items():
+        for head, sums in enumerate(statistics.sums.tolist()):
+            yield name, head, sums
+
+
+def _named(verdict: Verdict | None) -> tuple[str | None, str | None]:
+    return (None, None) if verdict is None else (verdict.verdict, verdict.level)
