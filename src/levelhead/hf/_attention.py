@@ -39,6 +39,7 @@ def attention_forward(
     position_bias: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    indices: Tensor | None = None,
     output_attentions: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -48,6 +49,10 @@ def attention_forward(
     if cu_seq_lens_q is not None:
         packed = _same_sequence(query, key, cu_seq_lens_q, cu_seq_lens_k)
         options["mask"] = _hide(options["mask"], packed)
+    if indices is not None:  # (batch, rows, n): the keys that a sparse model has chosen
+        chosen = query.new_zeros(*indices.shape[:-1], key.shape[-2], dtype=torch.bool)
+        chosen = chosen.scatter_(-1, indices.long(), True)
+        options["mask"] = _hide(options["mask"], chosen[:, None])
     if position_bias is not None:
         options["mask"] = _add(options["mask"], position_bias)
     if isinstance(scaling, Tensor):  # perhaps learned: so that its gradient is not lost
@@ -100,7 +105,8 @@ def _visibility(
             "key_lengths": seen.lengths,
         }
     if mask is not None:
-        return {"mask": mask}
+        decoding = mask.shape == (query.shape[0], 1, 1, keys) and not torch.compiler.is_compiling()
+        return {"mask": mask, "key_lengths": _last_visible(mask) if decoding else None}
     causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
     if causal and rows > 1:  # aligned as transformers' sdpa is: the first query at the first key
         return {"mask": None, "causal": True, "window": sliding_window, "query_offset": 0}
@@ -110,6 +116,12 @@ def _visibility(
             f"{sliding_window} without one; pass an attention_mask"
         )
     return {"mask": None}
+
+
+def _last_visible(mask: Tensor) -> Tensor:
+    """(batch,): the keys up to the last visible one; the rest of a static cache costs nothing."""
+    shown = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return (shown * torch.arange(1, mask.shape[-1] + 1, device=mask.device)).amax((1, 2, 3))
 
 
 def _same_sequence(query: Tensor, key: Tensor, starts_q: Tensor, starts_k: Tensor | None) -> Tensor:
@@ -142,7 +154,8 @@ def _weights_recorded() -> bool:
 
     Some models do not pass output_attentions down, and only hook their layers.
     """
-    wanted = _active_collector.get()
+    compiled = torch.compiler.is_compiling()  # a context variable cannot be read in a graph
+    wanted = _active_collector.global_var if compiled else _active_collector.get()
     return wanted is not None and any(name.endswith("attentions") for name in wanted)
 
 

@@ -95,16 +95,12 @@ class Mask(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Metadata as it is, everything else on the values."""
-        if func in _KEEP:
-            return args[0]
         if func not in _METADATA:
             args, kwargs = tree_map_only(Mask, Mask.dense, (args, kwargs or {}))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-# generate() calls contiguous() on the masks that it makes ahead
-_KEEP = {Tensor.contiguous, Tensor.detach}
 _METADATA = {
     *(
         getattr(Tensor, name).__get__
@@ -112,6 +108,7 @@ _METADATA = {
     ),
     Tensor.dim,
     Tensor.size,
+    Tensor.stride,
     Tensor.__len__,
     Tensor.is_floating_point,
 }

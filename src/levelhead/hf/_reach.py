@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from torch.nn import Module
-from transformers import MODEL_MAPPING, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, PreTrainedModel
 
 
 def supports(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
@@ -23,9 +23,10 @@ def supports(model: PreTrainedModel | type[PreTrainedModel]) -> bool:
 @cache
 def check_reach(config_class: type[Any]) -> None:
     """Raise for a model that asked for Levelhead, but computes attention in its own code."""
-    known: Any = MODEL_MAPPING.get(config_class, None)
-    for model in known if isinstance(known, tuple) else (known,):
-        if model is not None and not supports(model):
+    for models in (MODEL_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        known = models.get(config_class, ())
+        model = known[0] if isinstance(known, tuple) and known else known
+        if model and not supports(model):
             raise ValueError(
                 f'attn_implementation="levelhead" cannot reach {model.__name__}: transformers '
                 "computes its attention in the model's own code. Use "
