@@ -1,8 +1,18 @@
 """Places that keep what a watch sees: SQLite, JSON lines, TensorBoard."""
 
+from .._records import Alert, StepRecord
 from ._open import StoreError
 from ._run import Run, read_run
 from ._sinks import JsonLines, TensorBoard
 from ._store import Store
 
-__all__ = ["JsonLines", "Run", "Store", "StoreError", "TensorBoard", "read_run"]
+__all__ = [
+    "Alert",
+    "JsonLines",
+    "Run",
+    "StepRecord",
+    "Store",
+    "StoreError",
+    "TensorBoard",
+    "read_run",
+]

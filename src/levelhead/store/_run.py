@@ -106,8 +106,7 @@ def read_run(path: FilePath, run: int | str | None = None) -> Run:
     """A run of a store, which may be in use; the latest by default.
 
     >>> import tempfile, time, numpy as np, levelhead as lh
-    >>> from levelhead._records import StepRecord
-    >>> from levelhead.store import Store, read_run
+    >>> from levelhead.store import StepRecord, Store, read_run
     >>> path = tempfile.mkdtemp() + "/run.db"
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 32, 64))
     >>> store = Store(path)

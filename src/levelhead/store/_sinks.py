@@ -31,8 +31,7 @@ class JsonLines(Sink):
 
     >>> import json, tempfile, numpy as np, levelhead as lh
     >>> from pathlib import Path
-    >>> from levelhead._records import StepRecord
-    >>> from levelhead.store import JsonLines
+    >>> from levelhead.store import JsonLines, StepRecord
     >>> path = Path(tempfile.mkdtemp()) / "run.jsonl"
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 32, 64))
     >>> with JsonLines(path) as sink:
@@ -123,8 +122,7 @@ class TensorBoard(Sink):
     """Scalars for TensorBoard: per layer the worst head and the mean of the heads.
 
     >>> import tempfile, numpy as np, levelhead as lh
-    >>> from levelhead._records import StepRecord
-    >>> from levelhead.store import TensorBoard
+    >>> from levelhead.store import StepRecord, TensorBoard
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 32, 64))
     >>> with TensorBoard(tempfile.mkdtemp()) as sink:
     ...     sink(StepRecord(7, 0.0, {"attn": lh.attention(q, k, v, return_health=True).health}))

@@ -38,8 +38,7 @@ class Store(Sink):
     """A new run in an SQLite file, which is made if there is none; call it with each step's record.
 
     >>> import tempfile, time, numpy as np, levelhead as lh
-    >>> from levelhead._records import StepRecord
-    >>> from levelhead.store import Store, read_run
+    >>> from levelhead.store import StepRecord, Store, read_run
     >>> path = tempfile.mkdtemp() + "/run.db"
     >>> q, k, v = np.random.default_rng(0).standard_normal((3, 2, 32, 64))
     >>> health = lh.attention(q, k, v, return_health=True).health
