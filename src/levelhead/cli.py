@@ -1,0 +1,184 @@
+"""The command line: each command is a few lines, the work is done elsewhere.
+
+Exit codes: 0 fine, 1 the answer is no, 2 the call is wrong.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from . import __version__
+from .checkup import TargetError, examine, load
+from .report import (
+    FAILABLE,
+    OutputError,
+    check_output,
+    checkup_json,
+    checkup_page,
+    checkup_text,
+    failing,
+    progress,
+    write_run_page,
+    write_whole,
+)
+from .store import StoreError, read_run
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Attention that reports its own health.",
+)
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def about(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Attention that reports its own health."""
+    if version:
+        print(f"levelhead {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def checkup(
+    target: Annotated[
+        str | None,
+        typer.Argument(help="module:function or a model folder; the demo model by default."),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Texts to read, one a line.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page.")] = None,
+    json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """The attention health of a model, head by head."""
+    with plain_errors(debug):
+        if fail_on is not None and fail_on not in FAILABLE:
+            raise TargetError(_unknown("--fail-on", fail_on, FAILABLE))
+        _check_outputs(html, json)
+        with progress() as tell:
+            tell(f"Loading {target or 'the demo model'}")
+            subject = load(target, text)
+            result = examine(
+                subject,
+                pictures=html is not None,
+                on_input=lambda done, total: tell(
+                    f"Reading input {min(done + 1, total)} of {total}"
+                ),
+            )
+            tell("Writing")
+            if json is not None:
+                write_whole(json, checkup_json(result))
+            if html is not None:
+                write_whole(html, checkup_page(result))
+        _console().print(checkup_text(result))
+        for path in filter(None, (html, json)):
+            _say(f"wrote {path}")
+        if fail_on is not None and (why := failing(result, fail_on)):
+            _say(why)
+            raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run_db: Annotated[Path, typer.Argument(metavar="RUN.db", help="The store of a watch.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="PAGE", help="Where to; RUN.html by default.")
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="The run's number or name; the latest by default."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """The page of a watched run, finished or still running."""
+    with plain_errors(debug):
+        page = html or run_db.with_suffix(".html")
+        _check_outputs(page)
+        with progress() as tell:
+            tell(f"Reading {run_db}")
+            chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
+            write_run_page(page, chosen)
+        _say(f"wrote {page}")
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """The benchmark against the peers that are installed; from a checkout. Takes its options."""
+    with plain_errors(debug=False):
+        if not Path("benchmarks/__main__.py").is_file():
+            raise TargetError(
+                "the benchmark is part of the source, not of the package: "
+                "get a checkout of levelhead and run 'levelhead bench' in its folder"
+            )
+        command = [sys.executable, "-m", "benchmarks", *context.args]
+        raise typer.Exit(subprocess.run(command, check=False).returncode)
+
+
+@contextmanager
+def plain_errors(debug: bool) -> Iterator[None]:
+    """Errors as a sentence on stderr and an exit code; with `debug` the traceback too."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        _say("interrupted; nothing was written")
+        raise typer.Exit(130) from None
+    except (TargetError, OutputError, StoreError) as error:
+        if debug:
+            traceback.print_exc()
+        _say(str(error))
+        raise typer.Exit(2) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        _say(f"this should not happen ({type(error).__name__}: {error}); --debug shows where")
+        raise typer.Exit(2) from None
+
+
+def _check_outputs(*paths: Path | None) -> None:
+    given = [path for path in paths if path is not None]
+    for path in given:
+        check_output(path)
+    if len({path.resolve() for path in given}) < len(given):
+        raise OutputError(f"{given[0]} is named twice; the page and the JSON need a file each")
+
+
+def _unknown(option: str, given: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(given, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{option} {given} is unknown; {meant}there are: {', '.join(known)}"
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=110)
+
+
+def _say(text: str) -> None:
+    print(f"levelhead: {text}", file=sys.stderr)

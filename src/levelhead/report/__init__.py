@@ -1,0 +1,24 @@
+"""Results as pages, as text for the terminal, and as JSON."""
+
+from ._checkup_page import checkup_json, checkup_page
+from ._failing import FAILABLE, failing
+from ._files import OutputError, check_output, write_whole
+from ._page import page
+from ._progress import progress
+from ._run_page import run_page, write_run_page
+from ._terminal import checkup_text
+
+__all__ = [
+    "FAILABLE",
+    "OutputError",
+    "check_output",
+    "checkup_json",
+    "checkup_page",
+    "checkup_text",
+    "failing",
+    "page",
+    "progress",
+    "run_page",
+    "write_run_page",
+    "write_whole",
+]

@@ -1,0 +1,89 @@
+"use strict";
+// A map of layers × heads: buttons with a letter each, every statistic on hover or focus.
+const HeadMap = (() => {
+  const { el, number, data } = LH;
+
+  const mark = (verdict) =>
+    el("span", { class: `mark ${verdict}`, "aria-hidden": "true" }, data.legend[verdict].letter);
+
+  const numbers = (head, fields = Object.keys(data.fields)) =>
+    el("dl", { class: "numbers" }, fields.flatMap((name) => [
+      el("dt", {}, data.fields[name].label), el("dd", {}, number(head[name])),
+    ]));
+
+  function tip(node, name, head) {
+    const box = document.getElementById("tip");
+    const level = ["info", "ok"].includes(head.level) ? "" : ` (${head.level})`;
+    box.replaceChildren(
+      el("strong", {}, `${name}, head ${head.head}: ${head.verdict}${level}`),
+      el("p", {}, head.reason), numbers(head));
+    box.hidden = false;
+    const at = node.getBoundingClientRect(), size = box.getBoundingClientRect();
+    const below = at.bottom + 8 + size.height < innerHeight;
+    box.style.top = `${Math.max(8, below ? at.bottom + 8 : at.top - 8 - size.height)}px`;
+    box.style.left = `${Math.min(Math.max(8, at.left - 40), innerWidth - size.width - 8)}px`;
+  }
+  const hide = () => { document.getElementById("tip").hidden = true; };
+  addEventListener("scroll", hide, { passive: true, capture: true });
+  addEventListener("keydown", (event) => event.key === "Escape" && hide());
+
+  // rows: [{name, heads}]; onSelect(layer, head) when one is chosen
+  function draw(id, rows, chosen, onSelect) {
+    const cells = rows.map((row, layer) => row.heads.map((head) => {
+      const selected = chosen && chosen.layer === layer && chosen.head === head.head;
+      return el("button", {
+        type: "button", role: "gridcell", class: head.verdict, "aria-selected": String(!!selected),
+        tabindex: selected ? 0 : -1, "data-layer": layer, "data-head": head.head,
+        "aria-label": `${row.name}, head ${head.head}: ${head.verdict}. ${head.reason}`,
+        onclick: () => onSelect(layer, head.head),
+        onpointerenter: (event) => event.pointerType === "mouse" && tip(event.currentTarget, row.name, head),
+        onpointerleave: hide,
+        onfocus: (event) => event.currentTarget.matches(":focus-visible") && tip(event.currentTarget, row.name, head),
+        onblur: hide,
+        onkeydown: (event) => {
+          const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+          if (!step) return;
+          event.preventDefault();
+          const line = cells[Math.min(Math.max(layer + step[0], 0), cells.length - 1)];
+          const next = line[Math.min(Math.max(head.head + step[1], 0), line.length - 1)];
+          event.currentTarget.tabIndex = -1;
+          next.tabIndex = 0;
+          next.focus();
+        },
+      }, data.legend[head.verdict].letter);
+    }));
+    if (!chosen && cells.length) cells[0][0].tabIndex = 0;
+    const most = Math.max(...rows.map((row) => row.heads.length));
+    const longest = Math.max(...rows.map((row) => row.name.length));
+    const grid = document.getElementById(id);
+    const focused = grid.contains(document.activeElement) ? document.activeElement.dataset : null;
+    const scrolled = grid.scrollLeft;
+    grid.style.setProperty("--names", `${Math.min(Math.max(longest * 0.58 + 1, 4), innerWidth < 600 ? 9 : 18)}em`);
+    grid.setAttribute("role", "grid");
+    grid.replaceChildren(
+      el("div", { role: "row" }, el("span", { class: "corner" }, "head"),
+        Array.from({ length: most }, (_, head) => el("span", { role: "columnheader" }, String(head)))),
+      ...rows.map((row, layer) => el("div", { role: "row" },
+        el("span", { role: "rowheader", title: row.name }, row.name), cells[layer])));
+    grid.scrollLeft = scrolled;
+    if (focused) cells[focused.layer]?.[focused.head]?.focus();
+  }
+
+  function legend(id, verdicts) {
+    const shown = Object.keys(data.legend).filter((verdict) => verdicts.has(verdict));
+    LH.fill(id, shown.map((verdict) => el("li", {}, mark(verdict),
+      el("span", {}, el("b", {}, verdict), ` ${data.legend[verdict].meaning}`))));
+  }
+
+  // Counts of verdicts as one bar.
+  function bar(counts) {
+    const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
+    const words = Object.entries(counts).map(([verdict, count]) => `${count} ${verdict}`).join(", ");
+    return el("div", { class: "bar", role: "img", "aria-label": words, title: words },
+      Object.entries(counts).map(([verdict, count]) => el("span", {
+        class: verdict, style: `flex: ${count} 0 0`,
+      }, count / total > 0.06 ? `${data.legend[verdict].letter} ${count}` : "")));
+  }
+
+  return { draw, legend, mark, numbers, bar };
+})();

@@ -1,0 +1,127 @@
+"use strict";
+(() => {
+  const { data, el, fill, escape, number, plot, choice, select } = LH;
+  const { layers, steps, alerts, fields } = data;
+  fill("headline", data.headline);
+  fill("about", data.about);
+  fill("made", data.made);
+  if (!data.worst) {
+    document.getElementById("recorded").hidden = true;
+    return;
+  }
+  const verdictOf = Object.fromEntries(Object.entries(data.legend).map(([verdict, mark]) => [mark.letter, verdict]));
+  const last = steps.length - 1;
+  const state = { ...data.worst, statistic: data.statistic, span: "step", at: last, axis: data.axis };
+
+  // ------------------------------------------------------------ the map, at a step or of the whole run
+
+  // The latest point up to `at` where the layer took part.
+  function pointOf(layer) {
+    for (let at = state.at; at >= 0; at -= 1) if (layer.verdicts[0][at] !== " ") return at;
+    return null;
+  }
+
+  function headsOf(layer) {
+    if (state.span === "run") return layer.heads;
+    if (state.at === last) return layer.last;
+    const at = pointOf(layer);
+    return layer.heads.map(({ head }) => ({
+      head, level: "info",
+      verdict: at == null ? "short" : verdictOf[layer.verdicts[head][at]],
+      reason: at == null ? "no call up to this step" : `at step ${number(steps[at])}`,
+      ...Object.fromEntries(Object.entries(layer.series).map(([name, lines]) => [name, at == null ? null : lines[head][at]])),
+    }));
+  }
+
+  function drawMap() {
+    const rows = layers.map((layer) => ({ name: layer.short, heads: headsOf(layer) }));
+    HeadMap.draw("map", rows, state, (layer, head) => show({ layer, head }));
+    HeadMap.legend("legend", new Set(rows.flatMap((row) => row.heads.map((head) => head.verdict))));
+    fill("step-words", state.span === "run" ? "All steps together" : `Step ${number(steps[state.at])}`);
+    const slider = document.getElementById("step");
+    Object.assign(slider, { max: last, value: state.at, disabled: state.span === "run" || last < 1 });
+    slider.setAttribute("aria-valuetext", `step ${steps[state.at]}`);
+  }
+
+  // ------------------------------------------------------------ alerts
+
+  function drawAlerts() {
+    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alert: no head turned worse");
+    const left = data.alerts_left_out;
+    fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.verdict), el("div", {},
+      el("button", { class: "link", type: "button", onclick: () => {
+        show({ layer: alert.layer, head: alert.head });
+        document.getElementById("chart-title").scrollIntoView();
+      } }, `Step ${number(alert.step)}: ${layers[alert.layer].short}, head ${alert.head} ${alert.verdict} (${alert.level})`),
+      el("p", {}, `was ${alert.previous}; ${alert.reason}.`), el("p", { class: "soft" }, `→ ${alert.hint}`)))),
+    left ? el("li", {}, `and ${left} older ones`) : null);
+  }
+
+  // ------------------------------------------------------------ a statistic over the steps
+
+  const nearest = (step) => {
+    const found = steps.findIndex((each) => each >= step);
+    return found < 0 ? last : found;
+  };
+
+  function drawChart() {
+    const layer = layers[state.layer], field = fields[state.statistic];
+    const lines = layer.series[state.statistic];
+    fill("chart-title", `${layer.short}: ${field.label}`);
+    fill("chart-words", field.meaning);
+    select("statistic", Object.keys(layer.series).map((name) => [name, fields[name].label]), state.statistic,
+      (statistic) => show({ statistic }));
+    select("layer", layers.map((each, i) => [i, each.short]), state.layer, (value) => show({ layer: Number(value), head: 0 }));
+    select("number", layer.heads.map(({ head }) => [head, head]), state.head, (value) => show({ head: Number(value) }));
+    fill("numbers", HeadMap.numbers(headsOf(layer)[state.head],
+      Object.keys(fields).filter((name) => name in headsOf(layer)[state.head])));
+    const here = alerts.filter((alert) => alert.layer === state.layer);
+    const values = lines.flat().filter((value) => value != null);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const guides = (data.guides[state.statistic] || []).filter((at) => at <= high * 2 && at >= Math.min(low, high / 20));
+    plot("chart", (width, colour) => ({
+      label: `${field.label} of the heads of ${layer.short} over the steps`,
+      data: [
+        ...guides.map((at) => ({
+          type: "scatter", mode: "lines", x: [steps[0], steps[last]], y: [at, at], hoverinfo: "skip",
+          line: { color: colour("warm"), width: 1, dash: "dot" },
+        })),
+        ...lines.map((line, head) => ({
+          type: "scatter", mode: steps.length === 1 ? "markers" : "lines", x: steps, y: line, name: `head ${head}`, connectgaps: true,
+          hovertemplate: `head ${head}, step %{x}: %{y:.4g}<extra></extra>`,
+          line: { width: head === state.head ? 3 : 1.2, color: head === state.head ? colour("accent") : colour("soft") },
+          opacity: head === state.head ? 1 : 0.55,
+        })).sort((a, b) => a.line.width - b.line.width),
+        {
+          type: "scatter", mode: "markers", name: "alerts",
+          x: here.map((alert) => steps[nearest(alert.step)]),
+          y: here.map((alert) => lines[alert.head][nearest(alert.step)]),
+          text: here.map((alert) => escape(`head ${alert.head}: ${alert.verdict}`) + `<br>${escape(alert.reason)}`),
+          hovertemplate: "step %{x}, %{text}<extra></extra>",
+          marker: {
+            symbol: "diamond", size: 11, color: here.map((alert) => colour(alert.verdict)),
+            line: { width: 1.5, color: colour("page") },
+          },
+        },
+      ],
+      layout: {
+        height: width < 600 ? 320 : 420, showlegend: false,
+        xaxis: { title: { text: "step" } },
+        yaxis: { type: state.axis },
+      },
+    }));
+  }
+
+  function show(change) {
+    Object.assign(state, change);
+    if (!(state.statistic in layers[state.layer].series)) state.statistic = "entropy_ratio";
+    drawMap();
+    drawChart();
+  }
+
+  document.getElementById("step").oninput = (event) => show({ at: Number(event.target.value) });
+  choice("span", "Verdicts", [["step", "at a step"], ["run", "whole run"]], "step", (span) => show({ span }));
+  choice("axis", "Axis", [["linear", "linear"], ["log", "log"]], data.axis, (axis) => show({ axis }));
+  drawAlerts();
+  show({});
+})();

@@ -1,0 +1,87 @@
+"""Attention calls and results for the tests of the checkup, made of NumPy alone."""
+
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+import levelhead as lh
+from levelhead.checkup import Input, Subject, examine
+
+
+class FakeCall(NamedTuple):
+    """The interface of the calls that levelhead.torch.listen hands out."""
+
+    module: str
+    query: np.ndarray  # (batch, heads, length, d_k)
+    key: np.ndarray
+    scale: float | None = None
+    options: dict = {}  # noqa: RUF012
+
+    @property
+    def dk(self):
+        return self.query.shape[-1]
+
+    @property
+    def shape(self):
+        return (*self.query.shape[:3], self.key.shape[2])
+
+    @property
+    def health(self):
+        return self.rescaled(1.0)
+
+    def rescaled(self, factor):
+        return self._run(factor).health
+
+    def weights(self, entry, head):
+        return self._run(1.0).weights[entry, head]
+
+    def scores(self, entry, head):
+        scores = self.scale * self.query[entry, head] @ self.key[entry, head].T
+        causal = self.options.get("causal", False)
+        return np.where(np.tri(*scores.shape), scores, np.nan) if causal else scores
+
+    def _run(self, factor):
+        return lh.reference(
+            *(self.query, self.key, self.key),
+            scale=(self.scale or 1.0) * factor,
+            return_health=True,
+            return_weights=True,
+            **self.options,
+        )
+
+
+def make_call(module="attn", *, seed=0, heads=3, length=12, d_k=16, grow=(), batch=1, **options):
+    """A call with random queries; head h has queries grow[h] times as large."""
+    rng = np.random.default_rng(seed)
+    query, key = rng.standard_normal((2, batch, heads, length, d_k))
+    for head, factor in enumerate(grow):
+        query[:, head] *= factor
+    return FakeCall(module, query, key, d_k**-0.5, options)
+
+
+class Silent(torch.nn.Module):
+    """A model whose attention the fake listener makes up."""
+
+    def forward(self, *args, **kwargs):
+        return args
+
+
+def listen_to(*calls):
+    """A stand-in for levelhead.torch.listen that hears the given calls in every run."""
+
+    @contextmanager
+    def listen(on_call, model):
+        yield
+        for call in calls:
+            on_call(call)
+
+    return listen
+
+
+def make_result(*calls, texts=(), pictures=True, name="a model", notes=()):
+    """The checkup's dict for some calls; texts: lists of tokens, one an input."""
+    inputs = [Input(" ".join(tokens), tokens=[tokens]) for tokens in texts] or [Input("the input")]
+    subject = Subject(name, Silent(), inputs, notes=notes)
+    return examine(subject, pictures=pictures, listen=listen_to(*calls))
