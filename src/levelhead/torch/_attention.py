@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._attention import OPEN, Window, _flag, _integer, _number, _window
+from .._attention import Window, _flag
 from .._health import Health
 from .._result import AttentionResult
 from . import _elsewhere
-from ._ops import attention_op
+from ._given import Given, Numbers, normalise
+from ._ops import differentiable
+
+__all__ = [
+    "Given",
+    "attention",
+    "compute",
+    "normalise",
+    "scaled_dot_product_attention",
+    "sdpa_options",
+    "sdpa_tensors",
+]
 
 
 def attention(
@@ -24,9 +35,9 @@ def attention(
     mask: Tensor | None = None,
     causal: bool = False,
     window: Window = None,
-    query_offset: int | Sequence[int] | Tensor | None = None,
-    key_lengths: Sequence[int] | Tensor | None = None,
-    scale: float | Sequence[float] | Tensor | None = None,
+    query_offset: int | Numbers | None = None,
+    key_lengths: Numbers | None = None,
+    scale: float | Numbers | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     dropout: float = 0.0,
@@ -45,9 +56,10 @@ def attention(
     (2, 8)
 
     The arguments mean what they mean there. Gradients flow to query, key, value, a float mask and
-    sinks; lse and weights carry none. Without a seed, dropout follows torch.manual_seed. threads:
-    None = torch.get_num_threads(). Under torch.autocast the three are cast as PyTorch's own
-    attention casts them. Tensors on another device than the CPU are left to PyTorch.
+    sinks, once; lse and weights carry none. Without a seed, dropout follows torch.manual_seed.
+    threads: None = torch.get_num_threads(). Under torch.autocast the three are cast as PyTorch's
+    own attention casts them. Tensors on another device than the CPU are left to PyTorch, dropout
+    and its seed with them.
     """
     if has_torch_function((query, key, value)):
         return handle_torch_function(
@@ -61,136 +73,46 @@ def attention(
         query, key, value, mask, causal, window, query_offset, key_lengths, scale, softcap, sinks,
         dropout, seed, threads,
     )  # fmt: skip
-    output, lse, weights, sums = compute(given, _flag("return_health", return_health),
-                                         _flag("return_weights", return_weights))  # fmt: skip
-    if not (_flag("return_lse", return_lse) or return_health or return_weights):
+    return_lse = _flag("return_lse", return_lse)
+    return_health = _flag("return_health", return_health)
+    return_weights = _flag("return_weights", return_weights)
+    output, lse, weights, sums = compute(given, return_health, return_weights, lse=return_lse)
+    if not (return_lse or return_health or return_weights):
         return output
     return AttentionResult(
         output,
         lse if return_lse else None,
         weights if return_weights else None,
-        Health(sums.numpy()) if return_health else None,
+        Health(_numpy(sums)) if return_health else None,
     )
 
 
-class Given(NamedTuple):
-    """A call with its options normalised, in the order in which the operator takes them.
-
-    query, key and value have at least three dimensions here; a missing head dimension is one head.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    sinks: Tensor | None
-    offsets: Tensor | None
-    lengths: Tensor | None
-    scales: Tensor | None
-    seed: Tensor | None
-    left: int
-    right: int
-    offset: int
-    scale: float
-    softcap: float
-    dropout: float
-    threads: int
-    matrix: bool  # the call was of one head without a head dimension
-
-
 def compute(
-    given: Given, health: bool = False, weights: bool = False, listener: int = 0
+    given: Given,
+    health: bool = False,
+    weights: bool = False,
+    listener: int = 0,
+    lse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, lse, weights and health sums; the last two are empty unless asked for.
 
     listener: a key of `_ops.listeners`, called with the gradient's sums when backward runs.
+    lse: the CPU always has it; elsewhere it costs a pass of its own and is empty if not asked for.
     """
     *options, matrix = given
     if given.query.device.type != "cpu":
-        results = _elsewhere.attention(given, health, weights, listener)
+        results = _elsewhere.attention(given, health, weights, listener, lse)
     else:
-        results = attention_op(*options, health, weights, listener)
+        results = differentiable(*options, health, weights, listener)
     if matrix:
-        output, lse, attended, sums = results
-        return output[0], lse[0], attended[0] if weights else attended, sums
+        output, rows, attended, sums = results
+        return (
+            output[0],
+            rows[0] if rows.dim() > 1 else rows,
+            attended[0] if weights else attended,
+            sums,
+        )
     return results
-
-
-def normalise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: Window = None,
-    query_offset: int | Sequence[int] | Tensor | None = None,
-    key_lengths: Sequence[int] | Tensor | None = None,
-    scale: float | Sequence[float] | Tensor | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    threads: int | None = None,
-) -> Given:
-    """Check the options and bring them to the operator's form; shapes are the engine's to check."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.device != query.device:
-            raise ValueError(
-                f"{name}: expected a tensor on {query.device} like query, got {tensor.device}"
-            )
-    for name, option in (("mask", mask), ("sinks", sinks)):
-        if option is not None and not isinstance(option, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(option).__name__}")
-    device = query.device
-    query, key, value = _autocast(query, key, value)
-    matrix = query.dim() == key.dim() == value.dim() == 2
-    if matrix:
-        query, key, value = query[None], key[None], value[None]
-    left = right = OPEN
-    if window is not None:
-        left, right = _window(window)
-    if _flag("causal", causal):
-        right = min(right, 0)
-
-    offset, offsets = key.shape[-2] - query.shape[-2] if key.dim() > 1 < query.dim() else 0, None
-    if isinstance(query_offset, Tensor | Sequence):
-        offsets = torch.as_tensor(query_offset, device=device).reshape(-1)
-        _check_integers("query_offset", offsets)
-    elif query_offset is not None:
-        offset = _integer("query_offset", query_offset)
-    lengths = None
-    if key_lengths is not None:
-        lengths = torch.as_tensor(key_lengths, device=device).reshape(-1)
-        _check_integers("key_lengths", lengths)
-    one_scale, scales = 0.0, None
-    if scale is None:
-        one_scale = query.shape[-1] ** -0.5 if query.shape[-1] else 0.0
-    elif isinstance(scale, Tensor | Sequence):
-        scales = torch.as_tensor(scale, device=device).detach()
-        if scales.dim() == 0:
-            scales = scales.expand(query.shape[-3])
-    else:
-        one_scale = _number("scale", scale)
-    if softcap is not None and not 0 < (softcap := _number("softcap", softcap)) < float("inf"):
-        raise ValueError(f"softcap: expected a number above 0, got {softcap}")
-    dropout = _number("dropout", dropout)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
-    seeded = None
-    if dropout and seed is None:
-        seeded = torch.randint(2**63 - 1, (), dtype=torch.int64)
-    elif dropout:
-        seeded = torch.tensor((_integer("seed", seed) + 2**63) % 2**64 - 2**63)
-    if threads is None:
-        threads = 0
-    elif (threads := min(_integer("threads", threads), 1024)) < 1:
-        raise ValueError(f"threads: expected at least 1, got {threads}")
-    return Given(
-        query, key, value, mask, sinks, offsets, lengths, scales, seeded,
-        left, right, offset, one_scale, softcap or 0.0, dropout, threads, matrix,
-    )  # fmt: skip
 
 
 def scaled_dot_product_attention(
@@ -214,13 +136,14 @@ def scaled_dot_product_attention(
     key, a bool mask is True where attention is allowed, a float mask is added, gradients flow to
     the mask too.
     """
-    if dropout_p == 1:  # PyTorch allows it: nothing is left
-        return value.sum() * 0 + query.new_zeros(*query.shape[:-1], value.shape[-1])
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
+    nothing = dropout_p == 1  # PyTorch allows it: no weight is left
     output: Tensor = attention(
         *sdpa_tensors(query, key, value, enable_gqa),
-        **sdpa_options(attn_mask, dropout_p, is_causal, scale),
+        **sdpa_options(attn_mask, 0.0 if nothing else dropout_p, is_causal, scale),
     )
-    return output
+    return output * 0 if nothing else output
 
 
 def sdpa_tensors(
@@ -270,14 +193,13 @@ def sdpa_options(
     }
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.dtype is torch.float32 else x for x in tensors)
-
-
-def _check_integers(name: str, tensor: Tensor) -> None:
-    if tensor.is_floating_point() or tensor.dtype is torch.bool:
-        raise TypeError(f"{name}: expected integers, got dtype {tensor.dtype}")
+def _numpy(sums: Tensor) -> np.ndarray[Any, Any]:
+    if sums.is_meta:  # no data: a Health of no rows
+        return np.zeros(sums.shape)
+    try:
+        return sums.numpy()
+    except RuntimeError:
+        raise RuntimeError(
+            "return_health: expected a call outside of torch.func.vmap and grad, where tensors "
+            "have no values yet, got one inside"
+        ) from None

@@ -6,6 +6,7 @@ matrix of all queries and keys is never there at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +19,7 @@ from ._ops import listeners
 from ._rows import health_sums, hidden_bias, row_statistics
 
 if TYPE_CHECKING:
-    from ._attention import Given
+    from ._given import Given
 
 TILE = 1 << 22  # scores in a tile
 
@@ -34,56 +35,71 @@ class Tile(NamedTuple):
 
 
 def attention(
-    given: Given, health: bool, weights: bool, listener: int
+    given: Given, health: bool, weights: bool, listener: int, lse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, lse, weights and health sums, as `_ops.attention_op` gives them."""
-    output, lse, matrix = _compute(given, weights)
+    """Output, lse, weights and health sums, the last three empty unless asked for."""
+    output, rows, matrix = _compute(given, weights, lse)
     sums = torch.empty(0, dtype=torch.float64)
     if health:
         sums = tiled_health(given)
-    if listener in listeners and output.requires_grad:
-        output.register_hook(lambda grad: listeners[listener](tiled_gradients(given, grad)))
-    return output, lse, matrix, sums
+    if (heard := listeners.get(listener)) is not None and output.requires_grad:
+
+        def hear(grad: Tensor) -> None:  # what a hook returns would replace the gradient
+            heard(tiled_gradients(given, grad))
+
+        output.register_hook(hear)
+    return output, rows, matrix, sums
 
 
-def _compute(given: Given, weights: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _compute(given: Given, weights: bool, lse: bool) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = given.query, given.key, given.value
+    none = query.new_empty(0)
     plain = given.scales is None and given.sinks is None and not given.softcap
-    if plain and not weights and query.dim() > 3:
-        hides = given.left < OPEN or given.right < OPEN or given.lengths is not None
-        mask = given.mask
-        if hides:
-            seen = _visible(given, slice(0, query.shape[-2]))
-            mask = seen if mask is None else _merged(mask, seen)
+    if plain and not weights:
+        # Its kernels of linear memory want four dimensions.
+        q, k, v = (x if x.dim() > 3 else x[None] for x in (query, key, value))
         output = F.scaled_dot_product_attention(
-            query, key, value, mask, given.dropout, False, scale=given.scale,
+            q, k, v, _mask(given), given.dropout, False, scale=given.scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
         )  # fmt: skip
-        return output, _tiled_lse(given), query.new_empty(0)
-    tile = _tile(given, slice(0, query.shape[-2]))
+        output = output.reshape(*query.shape[:-1], value.shape[-1])
+        return output, _tiled_lse(given) if lse else none, none
+    tile = tile_of(given)
     joined, logits = tile.logits, tile.logits
     if given.sinks is not None:
         null = given.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
         joined = torch.cat([logits, null], -1)
-    lse = joined.logsumexp(-1)
-    matrix = torch.where(lse[..., None] == float("-inf"), 0, (logits - lse[..., None]).exp())
+    total = joined.logsumexp(-1)
+    matrix = torch.where(total[..., None] == float("-inf"), 0, (logits - total[..., None]).exp())
     kept = F.dropout(matrix, given.dropout)
     grouped = kept.unflatten(-3, (key.shape[-3], -1))
     output = (grouped @ value.to(kept.dtype).unsqueeze(-3)).flatten(-4, -3)
-    return output.to(query.dtype), lse.detach(), matrix.detach().to(query.dtype)
+    shown = matrix.detach().to(query.dtype) if weights else none
+    return output.to(query.dtype), total.detach() if lse else none, shown
 
 
-def _merged(mask: Tensor, seen: Tensor) -> Tensor:
-    if mask.dtype is torch.bool:
-        return mask & seen
-    return torch.where(seen, mask, float("-inf"))
+def _null(given: Given) -> Tensor | None:
+    return None if given.sinks is None else given.sinks[:, None]
+
+
+def _mask(given: Given) -> Tensor | None:
+    """All that hides or biases as one mask, in the form that PyTorch's own attention takes."""
+    mask = given.mask
+    if mask is not None:
+        mask = torch.atleast_2d(mask if mask.dtype is torch.bool else mask.to(given.query.dtype))
+    if given.left == given.right == OPEN and given.lengths is None:
+        return mask
+    seen = _visible(given, slice(0, given.query.shape[-2]))
+    if mask is None:
+        return seen
+    return mask & seen if mask.dtype is torch.bool else torch.where(seen, mask, float("-inf"))
 
 
 @torch.no_grad()
 def tiled_health(given: Given) -> Tensor:
     """The sums of `Health`, (..., Hq, len(HEALTH_SUMS)), tile by tile."""
     parts = [
-        row_statistics(tile.scores, tile.logits, tile.counted, given.sinks, tile.distance)
+        row_statistics(tile.scores, tile.logits, tile.counted, _null(given), tile.distance)
         for tile in tiles(given)
     ]
     return health_sums(parts)
@@ -102,7 +118,8 @@ def tiled_gradients(given: Given, grad: Tensor) -> Tensor:
         if given.sinks is not None:
             null = given.sinks.to(joined.dtype)[:, None, None].expand(*joined.shape[:-1], 1)
             joined = torch.cat([joined, null], -1)
-        p = torch.nan_to_num(joined.softmax(-1), nan=0.0)[..., : tile.logits.shape[-1]]
+        empty = (joined == float("-inf")).all(-1, keepdim=True)
+        p = torch.where(empty, 0, joined.softmax(-1))[..., : tile.logits.shape[-1]]
         rows = grad[..., tile.rows, :].unflatten(-3, (given.key.shape[-3], -1))
         dp = (rows.to(p.dtype) @ value.to(p.dtype).transpose(-1, -2)).flatten(-4, -3)
         dp = torch.where(tile.logits == float("-inf"), 0, dp)
@@ -112,30 +129,27 @@ def tiled_gradients(given: Given, grad: Tensor) -> Tensor:
                 [torch.where(tile.counted, x, 0).square().sum((-2, -1)) for x in (dp, ds)], -1
             )
         )
-    total = (
-        torch.stack(squares).sum(0)
-        if squares
-        else given.query.new_zeros(*given.query.shape[:-2], 2)
-    )
+    total = torch.stack(squares).sum(0)
     return total if total.is_meta else total.cpu().double()
 
 
 @torch.no_grad()
 def _tiled_lse(given: Given) -> Tensor:
-    parts = [tile.logits.logsumexp(-1) for tile in tiles(given)]
-    return torch.cat(parts, -1) if parts else given.query.new_empty(given.query.shape[:-1])
+    return torch.cat([tile.logits.logsumexp(-1) for tile in tiles(given)], -1)
 
 
 def tiles(given: Given) -> Iterator[Tile]:
     """The scores of a call, a few rows at a time."""
     rows = given.query.shape[-2]
-    row = given.query[..., 0, 0].numel() * given.key.shape[-2] if rows else 1
+    row = math.prod(given.query.shape[:-2]) * given.key.shape[-2]
     step = max(1, TILE // max(row, 1))
-    for first in range(0, rows, step):
-        yield _tile(given, slice(first, min(first + step, rows)))
+    for first in range(0, max(rows, 1), step):  # no rows are one empty tile
+        yield tile_of(given, slice(first, min(first + step, rows)))
 
 
-def _tile(given: Given, rows: slice) -> Tile:
+def tile_of(given: Given, rows: slice | None = None) -> Tile:
+    """Scores and logits of some rows of queries, or of all."""
+    rows = rows or slice(0, given.query.shape[-2])
     query, key = given.query, given.key
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     grouped = query[..., rows, :].to(dtype).unflatten(-3, (key.shape[-3], -1))
@@ -158,9 +172,35 @@ def _tile(given: Given, rows: slice) -> Tile:
             visible = counted = visible & mask
         else:
             counted = visible & ~hidden_bias(mask)
+            visible = visible & (mask != float("-inf"))  # hidden, be the score NaN
             logits = logits + mask.to(dtype)
     logits = torch.where(visible, logits, float("-inf"))
     return Tile(rows, scores, logits, counted, _distance(given, rows))
+
+
+def head_of(given: Given, entry: int, head: int) -> Given:
+    """The call that one head of one batch entry would be."""
+    heads, group = given.query.shape[-3], given.query.shape[-3] // given.key.shape[-3]
+
+    def pick(x: Tensor, head: int) -> Tensor:
+        return (
+            x.flatten(0, -4)[entry : entry + 1, head : head + 1] if x.dim() > 3 else x[head, None]
+        )
+
+    mask = given.mask
+    if mask is not None:
+        mask = pick(mask.expand(*given.query.shape[:-1], given.key.shape[-2]), head)
+    one = slice(head, head + 1)
+    return given._replace(
+        query=pick(given.query, head),
+        key=pick(given.key, head // group),
+        value=pick(given.value, head // group),
+        mask=mask,
+        sinks=None if given.sinks is None else given.sinks[one],
+        scales=None if given.scales is None else given.scales.expand(heads)[one],
+        offsets=None if given.offsets is None else given.offsets[entry : entry + 1],
+        lengths=None if given.lengths is None else given.lengths[entry : entry + 1],
+    )
 
 
 def _positions(given: Given, rows: slice) -> Tensor:

@@ -1,7 +1,8 @@
 """The engine as two operators of torch.library: what compile, autograd, vmap and opcheck see.
 
 Queries have at least three dimensions here. What may change from call to call (seed, lengths,
-offsets) comes in tensors, so that a compiled graph need not be traced again.
+offsets) comes in tensors, so that a compiled graph need not be traced again. `differentiable` is
+the same call for torch.func, which an operator's own gradient does not reach.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _engine
 from .._attention import Options
 from .._health import GRAD_SUMS, HEALTH_SUMS
+from ._vmap import mapped
 
 
 @torch.library.custom_op("levelhead::attention", mutates_args=(), device_types="cpu")
@@ -173,7 +176,8 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> 
 
 # ---------------------------------------------------------------- gradients
 
-# Who wants to hear of a call's backward: the op carries only a number, as a graph can.
+# Who wants to hear of a call's backward. The operator carries only a number, as a graph can; the
+# listener is here while the operator is called, and held by the graph afterwards.
 listeners: dict[int, Any] = {}
 
 
@@ -181,19 +185,18 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     tensors, plain = inputs[:9], inputs[9:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*tensors, output[0], output[1])
-    ctx.plain, ctx.listener = plain[:-3], plain[-1]
+    ctx.plain, ctx.heard = plain[:-3], listeners.get(plain[-1])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     query, key, value, mask, sinks, *rest, output, lse = ctx.saved_tensors
     mask_wanted, sinks_wanted = ctx.needs_input_grad[3:5]
-    listener = listeners.get(ctx.listener)
-    dq, dk, dv, sums, ds = backward_op(
+    dq, dk, dv, sums, ds = _once(
         grad, query, key, value, output, lse, mask, sinks, *rest, *ctx.plain,
-        listener is not None, mask_wanted,
+        bool(ctx.heard), mask_wanted,
     )  # fmt: skip
-    if listener is not None:
-        listener(sums)
+    if ctx.heard:
+        ctx.heard(sums)
     dmask = ds.sum_to_size(mask.shape).to(mask.dtype) if mask_wanted else None
     dsinks = _sink_gradient(grad, output, lse, sinks) if sinks_wanted else None
     return dq, dk, dv, dmask, dsinks, *(None,) * 14
@@ -202,6 +205,7 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
 def _sink_gradient(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
     """-Σ p·δ over the rows, with p = exp(sink - lse) the sink's weight and δ = Σ dO·O."""
     weight = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    weight = torch.where(lse == float("-inf"), 0, weight)  # an empty row, and no sink either
     delta = (grad.to(lse.dtype) * output.to(lse.dtype)).sum(-1)
     return -(weight * delta).sum(-1).sum_to_size(sinks.shape).to(sinks.dtype)
 
@@ -209,40 +213,48 @@ def _sink_gradient(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> 
 attention_op.register_autograd(_backward, setup_context=_remember)
 
 
-# ---------------------------------------------------------------- vmap
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError(
+        "attention: expected to be differentiated once, got a gradient of its gradient; "
+        "torch.nn.functional.scaled_dot_product_attention has one"
+    )
 
 
-def _mapped(op: Any, arrays: int) -> Any:
-    """A rule for vmap: the mapped dimension becomes one more batch dimension in front.
-
-    The first `arrays` arguments have the query's dimensions; the last of them, the mask, perhaps
-    fewer.
-    """
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        numbers, per_entry = in_dims[arrays:], args[arrays + 1 : arrays + 3]
-        if any(dim is not None for dim in numbers) or any(x is not None for x in per_entry):
-            raise NotImplementedError(
-                "attention under vmap: expected query, key, value and mask alone to be mapped, and "
-                "no query_offset or key_lengths per batch entry; make the mapped dimension a batch "
-                "dimension instead"
-            )
-        rank = args[1].dim() - (in_dims[1] is not None)
-        front: list[Tensor | None] = []
-        for x, dim in zip(args[:arrays], in_dims[:arrays], strict=True):
-            if x is not None:
-                moved = x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-                if len(front) < arrays - 1:
-                    moved = moved.expand(info.batch_size, *moved.shape[1:])
-                else:  # a mask broadcasts, but its missing dimensions stand behind the new one
-                    missing = (1,) * (rank + 1 - moved.dim())
-                    moved = moved.reshape(moved.shape[0], *missing, *moved.shape[1:])
-            front.append(None if x is None else moved)
-        outputs = op(*front, *args[arrays:])
-        return outputs, tuple(0 if out.dim() > 1 else None for out in outputs)
-
-    return rule
+backward_op.register_autograd(_refuse)
 
 
-attention_op.register_vmap(_mapped(attention_op, arrays=4))
-backward_op.register_vmap(_mapped(backward_op, arrays=7))
+class _Differentiable(torch.autograd.Function):
+    """The operator with its gradient as torch.func wants it; forward mode raises, having no jvp."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(attention_op)
+    setup_context = staticmethod(_remember)
+    backward = staticmethod(_backward)
+
+
+class _Once(torch.autograd.Function):
+    """The operator's gradient, as torch.func wants it."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(backward_op)
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(_refuse)
+
+
+def _transformed() -> bool:
+    """Whether torch.func is at work, or forward mode, where an operator would lose the tangent."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def differentiable(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`attention_op`, also under torch.func.grad, jacrev and their combinations with vmap."""
+    results: Any = _Differentiable.apply(*inputs) if _transformed() else attention_op(*inputs)
+    return results  # type: ignore[no-any-return]
+
+
+def _once(*inputs: Any) -> Any:
+    return _Once.apply(*inputs) if _transformed() else backward_op(*inputs)
+
+
+attention_op.register_vmap(mapped(attention_op, arrays=4))
+backward_op.register_vmap(mapped(backward_op, arrays=7))

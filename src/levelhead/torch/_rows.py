@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
 
+TILE = 1 << 20  # scores at a time: few enough to stay in a cache
+
 
 def hidden_bias(bias: Tensor) -> Tensor:
     """Where a float bias, or a logit that holds one, means "hidden" to the statistics."""
@@ -18,14 +20,14 @@ def hidden_bias(bias: Tensor) -> Tensor:
 
 
 def row_statistics(
-    scores: Tensor, logits: Tensor, counted: Tensor, sinks: Tensor | None, distance: Tensor
+    scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor | None, distance: Tensor
 ) -> dict[str, Tensor]:
     """What each row contributes, every entry (..., H, L); rows that are left out hold zeros.
 
     scores:   (..., H, L, S), scale·QKᵀ
     logits:   (..., H, L, S), the same with softcap and bias, as they enter the softmax
     counted:  broadcastable to them; the pairs that are visible to the statistics
-    sinks:    (H,), a logit per head in the denominator
+    null:     broadcastable to (..., H, L); the logit of a learned sink
     distance: broadcastable to them; |i - j| of the positions
     """
     if scores.shape[-1] == 0:  # maxima need a column
@@ -38,7 +40,8 @@ def row_statistics(
     none = float("-inf")
     visible = counted.sum(-1)
     broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
-    null = logits.new_full((), none) if sinks is None else sinks.to(logits.dtype)[:, None]
+    outcomes = (visible + (null is not None)).clamp(min=2).to(logits.dtype)
+    null = logits.new_full((), none) if null is None else null.to(logits.dtype)
     broken = broken | ~(null < float("inf"))
     used = (visible > 0) & ~broken
     pairs = counted & used[..., None]
@@ -62,7 +65,6 @@ def row_statistics(
     t2 = ((tail * tail).sum(-1) + null_tail**2) / total**2
     t3 = ((tail**3).sum(-1) + null_tail**3) / total**3
     entropy = torch.log1p(l1) - a / total
-    outcomes = (visible + (sinks is not None)).clamp(min=2).to(logits.dtype)
     jacobian = (head * rest) ** 2 + t2 * (1 + 2 * head**2) + t2**2 - 2 * t3
 
     kept = torch.where(pairs, scores, 0)
@@ -90,6 +92,28 @@ def row_statistics(
         "distance": (exps * distance).sum(-1) / total,
         "null_mass": null_exp / total,
     }
+
+
+@torch.no_grad()
+def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor | None) -> Tensor:
+    """The sums of `Health` for matrices (B, H, L, S), the queries being the last L positions.
+
+    null: (B, H, L, 1), the logit of a learned sink
+    """
+    if scores.dtype in (torch.float16, torch.bfloat16):
+        scores, logits = scores.float(), logits.float()
+    rows, keys = scores.shape[-2:]
+    at = torch.arange(keys - rows, keys, device=scores.device)[:, None]
+    distance = (at - torch.arange(keys, device=scores.device)).abs()
+    step = max(1, TILE // max(1, scores[..., :1, :].numel()))
+    parts = []
+    for first in range(0, max(rows, 1), step):
+        part = (..., slice(first, first + step), slice(None))
+        sink = None if null is None else null[part][..., 0]
+        parts.append(
+            row_statistics(scores[part], logits[part], counted[part], sink, distance[part])
+        )
+    return health_sums(parts)
 
 
 def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
