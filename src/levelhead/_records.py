@@ -35,6 +35,8 @@ class StepRecord:
 
     health:    layer → Health of shape (Hq,), merged over the batch and all calls of the step
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
+    alerts: heads that turned worse in this step
+    thresholds: those that were changed, by name
     """
 
     step: int
@@ -42,3 +44,4 @@ class StepRecord:
     health: Mapping[str, Health]
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
+    thresholds: Mapping[str, float] = field(default_factory=dict)

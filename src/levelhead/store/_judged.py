@@ -16,7 +16,7 @@ def judged(record: StepRecord) -> dict[str, dict[int, Verdict]]:
     # All layers at once as the heads of one: half the time of one call per layer.
     together = Health(np.concatenate([health.sums for health in record.health.values()]))
     places = [(layer, head) for layer, h in record.health.items() for head in range(h.shape[0])]
-    for verdict in together.verdicts():
+    for verdict in together.verdicts(**record.thresholds):
         layer, head = places[verdict.head]
         verdicts[layer][head] = verdict._replace(head=head)
     return verdicts

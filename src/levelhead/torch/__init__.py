@@ -1,5 +1,8 @@
 """Levelhead for PyTorch: attention on tensors, modules, and watching models."""
 
 from ._attention import attention, scaled_dot_product_attention
+from ._calls import Call
+from ._intercept import listen
+from ._watch import watch
 
-__all__ = ["attention", "scaled_dot_product_attention"]
+__all__ = ["Call", "attention", "listen", "scaled_dot_product_attention", "watch"]

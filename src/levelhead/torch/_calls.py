@@ -1,0 +1,151 @@
+"""One attention call as it was seen: its health at once, its matrices on request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .._health import GradHealth, Health
+from ._attention import Given, compute
+from ._elsewhere import head_of, tile_of
+from ._rows import hidden_bias, matrix_health
+
+Floats = NDArray[np.float64]
+
+
+class Heard:
+    """Passes on the sums of `GradHealth` when a backward runs; holds nothing of the call."""
+
+    def __init__(self, on_gradients: Callable[[GradHealth], None] | None = None) -> None:
+        self.on_gradients = on_gradients
+
+    def __bool__(self) -> bool:
+        return self.on_gradients is not None
+
+    def __call__(self, sums: Tensor) -> None:
+        if self.on_gradients is not None:
+            self.on_gradients(GradHealth(_entries(sums)))
+
+
+class Call:
+    """What `listen` and `watch` know of one call of attention.
+
+    module: dotted name of the module that made the call, "" outside any
+    kind:   "fused" (one function computed all of it) or "eager" (products and a softmax)
+    health: Health of shape (batch, heads)
+    shape:  (batch, heads, queries, keys)
+    dk:     the dimension of queries and keys
+    scale:  what the products of queries and keys were multiplied with (a mean over heads)
+    on_gradients: set it to hear of the call's GradHealth when backward runs
+    """
+
+    kind: str
+    module: str
+    health: Health
+    shape: tuple[int, int, int, int]
+    dk: int
+    scale: float
+    on_gradients: Callable[[GradHealth], None] | None = None
+
+    def scores(self, entry: int, head: int) -> Floats:
+        """Scaled scores of one head, (queries, keys), NaN where a pair is hidden."""
+        raise NotImplementedError
+
+    def weights(self, entry: int, head: int) -> Floats:
+        """Weights of one head, (queries, keys), before dropout."""
+        raise NotImplementedError
+
+    def rescaled(self, factor: float) -> Health:
+        """Health of the same queries and keys under the same mask, with scores times `factor`."""
+        raise NotImplementedError
+
+
+class FusedCall(Call):
+    """A call of one function that gets queries, keys and values."""
+
+    kind = "fused"
+
+    def __init__(self, module: str, given: Given, sums: Tensor, query_scale: float) -> None:
+        self.module, self._given = module, given
+        self.health = Health(_entries(sums))
+        batch, heads = self.health.shape
+        self.shape = (batch, heads, given.query.shape[-2], given.key.shape[-2])
+        scale = given.scale if given.scales is None else float(given.scales.double().mean())
+        self.dk, self.scale = given.query.shape[-1], scale * query_scale
+
+    @torch.no_grad()
+    def scores(self, entry: int, head: int) -> Floats:
+        tile = tile_of(head_of(self._given, entry, head))
+        return _matrix(torch.where(tile.counted, tile.scores, torch.nan))
+
+    @torch.no_grad()
+    def weights(self, entry: int, head: int) -> Floats:
+        given = head_of(self._given, entry, head)._replace(dropout=0.0, matrix=False)
+        return _matrix(compute(given, weights=True)[2])
+
+    @torch.no_grad()
+    def rescaled(self, factor: float) -> Health:
+        given = self._given._replace(dropout=0.0, matrix=False)
+        if given.scales is None:
+            given = given._replace(scale=given.scale * factor)
+        else:
+            given = given._replace(scales=given.scales * factor)
+        return Health(_entries(compute(given, health=True)[3]))
+
+
+class EagerCall(Call):
+    """Products, whatever was done to them, and a softmax: all matrices are there."""
+
+    kind = "eager"
+
+    def __init__(
+        self,
+        module: str,
+        scores: Tensor,
+        logits: Tensor,
+        hidden: Tensor | None,
+        null: Tensor | None,
+        dk: int,
+        scale: float,
+    ) -> None:
+        """Matrices of shape (batch, heads, queries, keys); null: (batch, heads, queries, 1)."""
+        self.module, self.dk, self.scale = module, dk, scale
+        self._scores, self._logits, self._null = scores, logits, null
+        self.counted = ~hidden_bias(logits)
+        if hidden is not None:
+            self.counted = self.counted & ~hidden.expand(logits.shape)
+        self.shape = tuple(logits.shape)  # type: ignore[assignment]
+        self.health = self._measure(scores, logits)
+
+    def _measure(self, scores: Tensor, logits: Tensor) -> Health:
+        return Health(_entries(matrix_health(scores, logits, self.counted, self._null)))
+
+    def scores(self, entry: int, head: int) -> Floats:
+        at = entry, head
+        return _matrix(torch.where(self.counted[at], self._scores[at], torch.nan))
+
+    def weights(self, entry: int, head: int) -> Floats:
+        logits = self._logits[entry, head]
+        if self._null is not None:
+            logits = torch.cat([logits, self._null[entry, head]], -1)
+        return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
+
+    def rescaled(self, factor: float) -> Health:
+        more = torch.where(self.counted, self._scores * (factor - 1), 0)
+        return self._measure(self._scores * factor, self._logits + more)
+
+
+def _entries(sums: Tensor) -> Floats:
+    """Sums as (batch, heads, columns), whatever the batch dimensions."""
+    array: Floats = sums.detach().cpu().numpy()
+    return array.reshape(-1, *array.shape[-2:]) if array.ndim != 3 else array
+
+
+def _matrix(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().double().cpu().numpy()
+    matrix: Floats = array.reshape(array.shape[-2:])
+    return matrix

@@ -1,0 +1,49 @@
+"""What a watch found, as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .._health import GradHealth, Health
+from .._verdicts import LEVELS
+
+_MARKS = {"critical": "#", "error": "E", "warning": "!", "info": "-", "ok": "."}
+_WORST = 5
+
+
+def summarise(health: Mapping[str, Health], gradients: Mapping[str, GradHealth], calls: int) -> str:
+    """A line per layer with a mark per head and the worst one, then the worst heads in words."""
+    if not health:
+        return "no attention call was seen"
+    width = max(len(_name(layer)) for layer in health)
+    heads = sum(part.shape[-1] for part in health.values())
+    lines = [f"{calls:,} attention calls, {len(health)} layers, {heads} heads"]
+    found = []
+    for layer, part in health.items():
+        verdicts = {verdict.head: verdict for verdict in part.verdicts()}
+        marks = "".join(
+            _MARKS[verdicts[head].level] if head in verdicts else " "
+            for head in range(part.shape[-1])
+        )
+        worst = next(iter(verdicts.values()), None)
+        word = "too few keys to judge" if worst is None else f"head {worst.head}: {worst.verdict}"
+        through = ""
+        if layer in gradients and worst is not None:
+            share = gradients[layer].survival[worst.head]
+            through = "" if math.isnan(share) else f", gradient survival {share:.2g}"
+        lines.append(f"  {_name(layer):<{width}}  {marks}  {word}{through}")
+        found += [(layer, verdict) for verdict in verdicts.values() if verdict.level in LEVELS[:3]]
+    found.sort(key=lambda entry: LEVELS.index(entry[1].level))
+    for layer, verdict in found[:_WORST]:
+        lines.append(f"{_name(layer)}, head {verdict.head}: {verdict.verdict}. {verdict.reason}.")
+        lines.append(f"  What to do: {verdict.hint}")
+    if len(found) > _WORST:
+        lines.append(f"and {len(found) - _WORST} more heads that need attention")
+    if not found:
+        lines.append("No head needs attention.")
+    return "\n".join(lines)
+
+
+def _name(layer: str) -> str:
+    return layer or "(outside any module)"
