@@ -85,6 +85,12 @@ def at(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> Spread:
     return Spread(table[column][:, row])
 
 
+def typical(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> float:
+    """As `at`, but the geometric mean: for figures that span many powers of ten."""
+    rows = np.logical_and.reduce([table[name][0] == value for name, value in where.items()])
+    return float(np.exp(np.log(table[column][:, rows]).mean()))
+
+
 def _array(values: list[Any]) -> NDArray[Any]:
     array = np.array(values)
     # None stands for NaN and infinity, which JSON does not have.
@@ -112,23 +118,18 @@ def summary(runs: Sequence[Figures]) -> Figures:
     >>> summary([{"d": 8, "x": 1.0}, {"d": 8, "x": 3.0}])
     {'d': 8, 'x': {'mean': 2.0, 'std': 1.41421, 'min': 1.0, 'max': 3.0}}
 
-    Whole numbers and words that are the same for every seed are conditions and stay as they are.
+    What is the same for every seed, such as a condition, stays as it is.
     """
     found: Figures = {}
     for name, value in runs[0].items():
         values = [run[name] for run in runs]
         if isinstance(value, dict):
             found[name] = summary(values)
-        elif _is_condition(value) and all(other == value for other in values):
+        elif all(other == value for other in values):
             found[name] = value
         else:
             found[name] = plain(_statistics(_array(values)))
     return found
-
-
-def _is_condition(value: Any) -> bool:
-    items = value if isinstance(value, list) else [value]
-    return all(isinstance(item, int | str) for item in items)
 
 
 def _statistics(array: NDArray[Any]) -> dict[str, NDArray[Any]]:

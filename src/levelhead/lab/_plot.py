@@ -19,6 +19,7 @@ Values = Sequence[Any] | NDArray[Any]
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a78bfa", "#94a3b8"),
 )
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, GREY)
 COLOURS = {"sqrt_dk": BLUE, "none": RED, "dk": GREEN, "sqrt_dmodel": PURPLE}
 NAMES = {"sqrt_dk": "1/√d_k", "none": "no scale", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model"}
 

@@ -1,0 +1,155 @@
+"""Claim 12: scaling keeps attention expressive across many layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import SCALE_RULES
+from ._experiment import Runs
+from ._figures import Figures, Spread, at, stack
+from ._measure import Array, table
+from ._plot import COLOURS, NAMES, Spec, axis, band, picture
+from ._stack import ARCHITECTURES, one_thread, stack_layers
+
+CLAIM = 12
+TITLE = "Scaling keeps attention expressive across many layers"
+SAID = """
+With the scale, attention stays expressive through many layers: no layer collapses onto single
+keys, none goes flat, and gradients reach them all.
+"""
+DONE = """
+Stacks of {depth} attention layers at initialisation (d_k = 64), bare, with residual connections,
+with LayerNorm after or before, and with MLPs between. In every layer: the entropy of its softmax,
+how alike the positions have become (mean cosine), and the gradient of W_q. The same with no scale
+and with 1/d_k.
+"""
+FOUND = """
+In the last of {depth} layers, with LayerNorm before and MLPs, the entropy is {entropy_root:.2f±}
+of its maximum with 1/√d_k, {entropy_none:.2f±} unscaled and {entropy_dk:.2f} with 1/d_k; the
+positions agree by {alike_root:.2f±}, {alike_none:.2f±} and {alike_dk:.2f±}. From the layer with
+the largest gradient of W_q to that with the smallest it is a factor of {range_root:.0f},
+{range_none:,.0f} and {range_dk:.0f}.
+"""
+LIMITS = """
+The scale holds the gradient together and keeps softmax from collapsing, but it does not by itself
+keep attention expressive. A softmax that spreads its weight averages, and averages of averages
+are alike: bare layers have made all positions equal (cosine {bare_alike:.3f}) and the softmax
+flat ({bare_entropy:.3f}) by layer {depth}, whatever the scale. Unscaled layers keep positions
+further apart, and pay for it with gradients. What keeps the scaled stack alive is residuals,
+LayerNorm and MLPs; with residuals but no LayerNorm the scores grow layer by layer and even scaled
+attention ends one-hot (entropy {residual_entropy:.2f}).
+"""
+NEEDS = ("torch",)
+SHOW = ("last_layer",)
+SECONDS = {"tiny": 0.6, "quick": 2.0, "full": 12.0}
+
+RULES = ("sqrt_dk", "none", "dk")
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"depth": 8, "heads": 1, "length": 16},
+    "quick": {"depth": 24, "heads": 2, "length": 32},
+    "full": {"depth": 24, "heads": 4, "length": 96},
+}
+ONE_HOT, FLAT, RANGE = 0.3, 0.95, 100.0
+
+
+def measure(size: str, seed: int) -> Figures:
+    """Entropy, likeness of positions and gradient by layer, for every stack and scale."""
+    sizes = SIZES[size]
+    layers, last = [], []
+    with one_thread():
+        for architecture in ARCHITECTURES:
+            for rule in RULES:
+                scale = SCALE_RULES[rule](64, None)
+                rows = stack_layers(architecture, scale, d_k=64, seed=seed, **sizes)
+                key = {"stack": architecture, "scale": rule}
+                columns = ("layer", "entropy_ratio", "similarity", "W_q")
+                layers += [key | {name: row[name] for name in columns} for row in rows]
+                gradients = np.array([row["W_q"] for row in rows])
+                final = {name: rows[-1][name] for name in ("entropy_ratio", "similarity")}
+                lowest = min(row["entropy_ratio"] for row in rows)
+                spread = gradients.max() / max(gradients.min(), 1e-300)
+                last.append(
+                    key
+                    | final
+                    | {"lowest_entropy": lowest, "gradient_range_log10": np.log10(spread)}
+                )
+    return {"layers": table(layers), "last_layer": table(last), "depth": sizes["depth"]}
+
+
+def numbers(runs: Runs) -> dict[str, Any]:
+    """What the text quotes."""
+    figures = stack(runs)
+    last = figures["last_layer"]
+
+    def cell(column: str, rule: str, architecture: str = "pre-norm and MLP") -> Spread:
+        return at(last, column, stack=architecture, scale=rule)
+
+    found: dict[str, Any] = {"depth": int(figures["depth"][0])}
+    for short, rule in (("root", "sqrt_dk"), ("none", "none"), ("dk", "dk")):
+        found[f"entropy_{short}"] = cell("entropy_ratio", rule)
+        found[f"alike_{short}"] = cell("similarity", rule)
+        found[f"range_{short}"] = 10 ** cell("gradient_range_log10", rule)
+    return found | {
+        "bare_alike": cell("similarity", "sqrt_dk", "bare"),
+        "bare_entropy": cell("entropy_ratio", "sqrt_dk", "bare"),
+        "residual_entropy": cell("entropy_ratio", "sqrt_dk", "residual"),
+    }
+
+
+def _sound(last: dict[str, Array], rule: str) -> dict[str, list[str]]:
+    """Each demand with the stacks that meet it under a scale."""
+    mine = last["scale"][0] == rule
+    names = last["stack"][0][mine]
+    means = {
+        name: last[name][:, mine].mean(axis=0) for name in last if name not in ("scale", "stack")
+    }
+    demands = {
+        "nowhere one-hot": means["lowest_entropy"] > ONE_HOT,
+        "not flat at the end": means["entropy_ratio"] < FLAT,
+        "gradients within a factor of 100": means["gradient_range_log10"] < np.log10(RANGE),
+    }
+    return {demand: [str(name) for name in names[met]] for demand, met in demands.items()}
+
+
+def verdict(runs: Runs) -> tuple[str, str]:
+    """Holds if scaled stacks meet every demand; partly if they meet more than unscaled ones."""
+    last = stack(runs)["last_layer"]
+    scaled, unscaled = (_sound(last, rule) for rule in ("sqrt_dk", "none"))
+    total = len(set(last["stack"][0]))
+    mine, theirs = (sum(map(len, met.values())) for met in (scaled, unscaled))
+    why = "; ".join(
+        f"{demand}: {len(met)} of {total} stacks scaled, {len(unscaled[demand])} unscaled"
+        for demand, met in scaled.items()
+    )
+    if mine == total * len(scaled):
+        return "holds", f"{why}."
+    if mine > theirs:
+        return "holds partly", f"{why}. The scale helps; alone it is not enough."
+    return "does not hold", f"{why}."
+
+
+def plot(runs: Runs) -> list[Spec]:
+    """Entropy, likeness and gradient by layer of the stack that looks most like a transformer."""
+    layers = stack(runs)["layers"]
+    columns = {
+        "entropy_ratio": ("Entropy of the softmax", "entropy / maximum"),
+        "similarity": ("How alike the positions are", "mean cosine"),
+        "W_q": ("Gradient of W_q", "norm"),
+    }
+    styles = {"pre-norm and MLP": "solid", "bare": "dot"}
+    pictures = []
+    for column, (title, unit) in columns.items():
+        lines = []
+        for architecture, dash in styles.items():
+            for rule in RULES:
+                chosen = (layers["stack"][0] == architecture) & (layers["scale"][0] == rule)
+                values = layers[column][:, chosen]
+                if column == "W_q":
+                    values = np.maximum(values, 1e-12)
+                name = f"{NAMES[rule]}, {'bare' if architecture == 'bare' else 'full block'}"
+                steps = layers["layer"][0][chosen]
+                lines += band(name, steps, values, COLOURS[rule], line={"dash": dash})
+        pictures.append(picture(title, lines, axis("layer"), axis(unit, log=column == "W_q")))
+    return pictures

@@ -1,0 +1,212 @@
+"""Claim 7: without the scale, gradients vanish, or explode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import SCALE_RULES, attention, attention_backward
+from ._experiment import Runs
+from ._figures import Figures, Spread, at, stack, typical
+from ._measure import normal, table
+from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
+from ._stack import PARAMETERS, one_thread, stack_layers
+
+CLAIM = 7
+TITLE = "Without the scale, gradients vanish (or explode)"
+SAID = """
+A saturated softmax passes no gradient, so without the scale the gradients through attention
+vanish, say two of the sources. They explode, say two others.
+"""
+DONE = """
+One layer first: a random gradient went backwards through the engine, scaled and unscaled, for d_k
+from {smallest} to {largest}, and the gradient of each query was kept. Then stacks of 1 to
+{deepest} layers at initialisation (d_k = 64), with residual connections and with LayerNorm in its
+usual places: the norms of the gradients of W_q, W_k, W_v and W_o in every layer, unscaled over
+scaled.
+"""
+FOUND = """
+One layer: unscaled, the gradients of all queries together are {rms_64:.0f} times as large at d_k
+= 64 and {rms_big:.0f} times at {largest}; they do not vanish. The median query's is
+{median_64:.1f} times as large at 64, {median_1024:.2f} times at 1024 and {median_big:.0e} times
+at {largest}. In depth they explode: in the first of {deepest} layers the gradient of W_q is
+{first_pre:,.0f} times as large with LayerNorm before, {first_mlp:,.0f} with MLPs too,
+{first_post:,.0f} with LayerNorm after, and that of W_v follows it ({first_value:,.0f}, before).
+"""
+LIMITS = """
+So both are right, about different things. Saturation starves single rows: of the unscaled
+queries, {starved_64:.0%} get less than a tenth of what a scaled one gets at d_k = 64,
+{starved_big:.0%} at {largest}. But the few rows with a tie at the top each count √d_k times, so
+the norm grows while the median vanishes. In a stack the gradient also flows through W_v, which no
+softmax dims, and every layer multiplies it: at common widths the unscaled model explodes first.
+To vanish altogether, scores must grow unchecked. With residuals and no LayerNorm their spread
+reaches {wild:.0e} in the last of {deepest} layers; there W_q and W_k are dead (under a millionth
+of W_v's gradient) in {dead_none:.0%} of the layers, and with the scale still in {dead_root:.0%}.
+The first layer of that same model explodes. All this is at initialisation; claims 9 and 15 train.
+"""
+NEEDS = ("torch",)
+SHOW = ("one_layer", "stacks")
+SECONDS = {"tiny": 0.8, "quick": 2.5, "full": 20.0}
+
+D_K = (4, 16, 64, 256, 1024, 4096)
+STACKS = ("residual", "post-norm", "pre-norm", "pre-norm and MLP")
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"depths": (1, 8), "heads": 1, "length": 16, "rows": 64},
+    "quick": {"depths": (1, 4, 24), "heads": 2, "length": 32, "rows": 128},
+    "full": {"depths": (1, 2, 4, 8, 16, 24), "heads": 4, "length": 96, "rows": 512},
+}
+FADED, GROWN, DEAD = 0.1, 10.0, 1e-6
+
+
+def measure(size: str, seed: int) -> Figures:
+    """Unscaled over scaled gradients: of queries in one layer, of weights in stacks."""
+    sizes = SIZES[size]
+    figures: Figures = {"one_layer": table(_one_layer(d_k, sizes["rows"], seed) for d_k in D_K)}
+    stacks, layers = [], []
+    with one_thread():
+        for architecture in STACKS:
+            for depth in sizes["depths"]:
+                both = {
+                    rule: stack_layers(
+                        architecture,
+                        SCALE_RULES[rule](64, None),
+                        depth,
+                        **{"d_k": 64, "heads": sizes["heads"], "length": sizes["length"]},
+                        seed=seed,
+                    )
+                    for rule in ("sqrt_dk", "none")
+                }
+                first = {
+                    f"first_{name}": both["none"][0][name] / both["sqrt_dk"][0][name]
+                    for name in PARAMETERS
+                }
+                dead = {
+                    f"dead_{rule}": float(
+                        np.mean([one["W_q"] < DEAD * one["W_v"] for one in found])
+                    )
+                    for rule, found in both.items()
+                }
+                last = {"last_score_std": both["none"][-1]["score_std"]}
+                stacks.append({"stack": architecture, "depth": depth} | first | dead | last)
+            # Only of the deepest: every layer.
+            layers += [
+                {"stack": architecture, "scale": rule, "layer": layer["layer"]}
+                | {name: layer[name] for name in PARAMETERS}
+                for rule, rows in both.items()
+                for layer in rows
+            ]
+    return figures | {"stacks": table(stacks), "layers": table(layers)}
+
+
+def _one_layer(d_k: int, rows: int, seed: int) -> dict[str, float]:
+    """The gradients of queries and values, unscaled over scaled, of all rows and of the median."""
+    query, key = normal(seed, 2, 2, rows, d_k).astype(np.float64)
+    value, gradient = normal(seed + 1000, 2, 2, rows, 64).astype(np.float64)
+    found = {}
+    for rule in ("sqrt_dk", "none"):
+        scale = SCALE_RULES[rule](d_k, None)
+        r = attention(query, key, value, scale=scale, return_lse=True)
+        grads = attention_backward(gradient, query, key, value, r.output, r.lse, scale=scale)
+        found[rule] = np.linalg.norm(grads.dq, axis=-1), np.linalg.norm(grads.dv)
+    (scaled, scaled_value), (raw, raw_value) = found["sqrt_dk"], found["none"]
+    return {
+        "d_k": d_k,
+        "all_queries": float(np.linalg.norm(raw) / np.linalg.norm(scaled)),
+        "median_query": float(np.median(raw) / np.median(scaled)),
+        "starved": float((raw < FADED * np.median(scaled)).mean()),
+        "values": float(raw_value / scaled_value),
+    }
+
+
+def numbers(runs: Runs) -> dict[str, Any]:
+    """What the text quotes."""
+    figures = stack(runs)
+    one, stacks = figures["one_layer"], figures["stacks"]
+    deepest = int(stacks["depth"].max())
+
+    def first(architecture: str, name: str = "W_q") -> float:
+        return typical(stacks, f"first_{name}", stack=architecture, depth=deepest)
+
+    def wild(column: str) -> Spread:
+        return at(stacks, column, stack="residual", depth=deepest)
+
+    return {
+        **{"deepest": deepest, "smallest": D_K[0], "largest": D_K[-1]},
+        **{
+            "rms_64": at(one, "all_queries", d_k=64),
+            "rms_big": at(one, "all_queries", d_k=D_K[-1]),
+        },
+        **{f"median_{d_k}": at(one, "median_query", d_k=d_k) for d_k in D_K},
+        "median_big": at(one, "median_query", d_k=D_K[-1]),
+        "starved_64": at(one, "starved", d_k=64),
+        "starved_big": at(one, "starved", d_k=D_K[-1]),
+        **{"first_pre": first("pre-norm"), "first_mlp": first("pre-norm and MLP")},
+        **{"first_post": first("post-norm"), "first_value": first("pre-norm", "W_v")},
+        **{"wild": wild("last_score_std")},
+        **{"dead_none": wild("dead_none"), "dead_root": wild("dead_sqrt_dk")},
+    }
+
+
+def verdict(runs: Runs) -> tuple[str, str]:
+    """Vanishing everywhere holds, somewhere holds partly, nowhere does not."""
+    figures, found = stack(runs), numbers(runs)
+    one, stacks = figures["one_layer"], figures["stacks"]
+    median = one["median_query"].mean(axis=0)
+    # Gradients span many powers of ten: the geometric mean over the seeds is the typical one.
+    first = np.exp(np.log(stacks["first_W_q"]).mean(axis=0))
+    fades, grows = median < FADED, first > GROWN
+    if fades.all() and not grows.any():
+        return "holds", f"the median query keeps at most {median.max():.0e} of its gradient."
+    explodes = (
+        f"in stacks the gradient of W_q in the first layer is {first.min():.0f} to "
+        f"{first.max():,.0f} times as large"
+    )
+    if not fades.any():
+        return "does not hold", f"no gradient vanishes unscaled: {explodes}."
+    sentence = (
+        f"unscaled, the median query's gradient vanishes from d_k = "
+        f"{one['d_k'][0][fades].min():.0f} on (to {median.min():.0e}), but at d_k = 64 it is "
+        f"{found['median_64']:.1f} times as large"
+    )
+    return "holds partly", f"{sentence}; {explodes}. Both happen, in different places."
+
+
+def plot(runs: Runs) -> list[Spec]:
+    """One layer by d_k; every layer of the deepest stacks, scaled and unscaled."""
+    figures = stack(runs)
+    one, layers = figures["one_layer"], figures["layers"]
+    lines = [
+        guide("as scaled", D_K, 1.0),
+        *band("queries, all rows", D_K, one["all_queries"], ORANGE),
+        *band("queries, median row", D_K, np.maximum(one["median_query"], 1e-9), BLUE),
+        *band("values", D_K, one["values"], GREEN),
+    ]
+    pictures = [
+        picture(
+            "One layer: unscaled gradient over scaled",
+            lines,
+            axis("d_k", log=True),
+            axis("times", log=True),
+        )
+    ]
+    for architecture in ("pre-norm and MLP", "residual"):
+        inside = layers["stack"][0] == architecture
+        traces = []
+        for rule in ("sqrt_dk", "none"):
+            chosen = inside & (layers["scale"][0] == rule)
+            steps = layers["layer"][0][chosen]
+            for name, dash in (("W_q", "solid"), ("W_v", "dot")):
+                values = np.maximum(layers[name][:, chosen], 1e-12)
+                label = f"{name}, {NAMES[rule]}"
+                traces += band(label, steps, values, COLOURS[rule], line={"dash": dash})
+        title = {"residual": "residuals without LayerNorm"}.get(architecture, architecture)
+        pictures.append(
+            picture(
+                f"Gradient by layer: {title}",
+                traces,
+                axis("layer"),
+                axis("norm", log=True, dtick=2),
+            )
+        )
+    return pictures
