@@ -19,25 +19,35 @@ INSTALL := $(PIP) --no-build-isolation \
            --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc src -name '*.cpp' -o -name '*.h' \
-             -o -name '*.py' -o -name '*.pyi' -o -name py.typed)
-# These never reach the engine: one run is enough.
-PLAIN_TESTS := tests/test_health.py tests/test_reference.py tests/test_scaling.py
-ENGINE_TESTS = $(filter-out $(PLAIN_TESTS),$(wildcard tests/test_*.py))
+             -o -name '*.py' -o -name '*.pyi' -o -name py.typed \
+             -o -path '*/assets/*')
+# What depends on the instruction set, and runs on each.
+ENGINE_TESTS := $(addprefix tests/test_,$(addsuffix .py,attention backward errors health_engine \
+  import interop isa multihead numerics rivals semantics threads torch))
 
 define write_stub
 $(RUN) -m nanobind.stubgen -q -m levelhead._engine -o $(1) && $(VENV)/bin/ruff format -q $(1)
 endef
 
-.PHONY: help build test bench lint format stub sanitize clean
+.PHONY: help build checkup test browser bench lint format stub sanitize clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: $(VENV)/.installed ## the package, compiled and installed in .venv
 
-test: build ## all tests, then those of the engine again on its portable build
+checkup: $(VENV)/.demo ## attention health of a pretrained model, as a table and a page
+	$(VENV)/bin/levelhead checkup --html checkup.html $(ARGS)
+
+test: build browser ## all tests, then those of the engine again on its portable build
 	$(RUN) -m pytest -q
 	LEVELHEAD_ISA=portable $(RUN) -m pytest -q $(ENGINE_TESTS)
+
+browser:
+	@command -v chromium >/dev/null || { echo "installing Chromium, for the tests of the pages"; \
+	  apt-get -qq update && apt-get -qq install -y --no-install-recommends chromium >/dev/null; } \
+	  || { echo "no Chromium, and it could not be installed: install it, or set LEVELHEAD_NO_BROWSER=1"; \
+	       test -n "$(LEVELHEAD_NO_BROWSER)"; }
 
 bench: $(VENV)/.peers ## the race against the other CPU attentions (options: ARGS="--quick")
 	$(RUN) -m benchmarks $(ARGS)
@@ -102,6 +112,11 @@ $(VENV)/.tools: constraints.txt | $(VENV)/.created
 $(VENV)/.installed: $(SOURCES) $(VENV)/.tools
 	@echo "building levelhead and installing it with what its tests need"
 	@$(INSTALL) ".[dev]"
+	@touch $@
+
+$(VENV)/.demo: $(SOURCES) $(VENV)/.tools
+	@echo "building levelhead and installing it with its demo model (some minutes the first time)"
+	@$(INSTALL) ".[demo]"
 	@touch $@
 
 $(VENV)/.peers: $(VENV)/.installed

@@ -121,12 +121,13 @@ class watch:
         return summarise(self.health, self.gradients, self.calls)
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write the page of what was watched so far: one HTML file that needs no network."""
+        """Write the page of the steps that are finished: one HTML file that needs no network."""
         from ..report import write_run_page  # noqa: PLC0415
         from ..store import Store, read_run  # noqa: PLC0415
 
-        if self._entered:
-            self._finish_step()
+        if self._path is not None:
+            write_run_page(path, read_run(self._path, self._run))
+            return
         with tempfile.TemporaryDirectory() as folder:
             with Store(Path(folder) / "run.db", model=type(self.model).__name__) as store:
                 for record in self._history:
@@ -142,6 +143,7 @@ class watch:
             from ..store import Store  # noqa: PLC0415
 
             self._own = [Store(self._path, model=type(self.model).__name__)]
+            self._run = self._own[0].run
         self._entered = True
         self._modes = _stacked_modes()
         before = self.model.register_forward_pre_hook(lambda *_: self._begin_forward())
