@@ -64,7 +64,7 @@ def attention_forward(
     attention = levelhead_torch.attention
     if not (output_attentions or _weights_recorded()):
         output, weights = attention(query, key, value, **options), None
-    elif "dropout" in options or (torch.is_grad_enabled() and query.requires_grad):
+    elif "dropout" in options or _needs_gradient(query, key, options["mask"], s_aux):
         # As eager does: weights with a gradient, after dropout. Unit vectors attended to are them.
         unit = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)
         output = attention(query, key, value, **options)
@@ -147,6 +147,10 @@ def _add(mask: Tensor | None, bias: Tensor) -> Tensor:
     if mask is None:
         return bias
     return bias.where(mask, -torch.inf) if mask.dtype is torch.bool else mask + bias
+
+
+def _needs_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _weights_recorded() -> bool:

@@ -132,17 +132,18 @@ def attention_mask(
     Query i stands at position q_offset + i, key j at kv_offset + j. mask_function says which pairs
     of positions see each other; attention_mask (batch, positions) is False at padding.
     """
-    if config is not None:
-        check_reach(config.__class__)
     geometry: dict[str, Any] = {
         "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length,
         "q_offset": q_offset, "kv_offset": kv_offset, "mask_function": mask_function,
         "attention_mask": attention_mask, "device": device,
         "use_vmap": others.get("use_vmap", False),
     }  # fmt: skip
-    if _traced(q_offset, attention_mask):  # a graph takes values, not what they mean
+    if _traced(q_offset, attention_mask) or torch.device(device).type != "cpu":
+        # a graph takes values, not what they mean, and so does PyTorch on other devices
         dense: Tensor = eager_mask(**geometry, dtype=dtype)
         return dense
+    if config is not None:
+        check_reach(config.__class__)
     pattern = band(mask_function)
     if pattern is None:
         seen = sdpa_mask(**geometry, allow_is_causal_skip=False)

@@ -51,6 +51,7 @@ def supports(model: Any) -> bool:
 
 def _load(module: str) -> Any:
     try:
+        importlib.import_module("transformers")
         return importlib.import_module(f"{__package__}.{module}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] == "levelhead":
