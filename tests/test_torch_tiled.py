@@ -18,11 +18,9 @@ ALL_BUT_DROPOUT = pytest.mark.parametrize("name", ["plain", *OPTION_NAMES[:-1]])
 assert OPTION_NAMES[-1] == "dropout"
 
 
-@pytest.fixture(autouse=True, params=[1, 300, 1 << 22], ids=lambda tile: f"tile {tile}")
-def tile(request, monkeypatch):
-    """One row at a time, a few, or all."""
-    monkeypatch.setattr(_elsewhere, "TILE", request.param)
-    return request.param
+@pytest.fixture(autouse=True)
+def few_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(_elsewhere, "TILE", 150)
 
 
 def health_of(q, k, v, **opts):
@@ -56,10 +54,21 @@ def test_every_option(name, dtype):
 
 
 @BOTH
-def test_all_at_once(dtype):
-    sinks = np.linspace(-1.0, 2.0, 4)
-    opts = {**every("hiding mask"), **every("softcap"), **every("key lengths"), "sinks": sinks}
-    check(*tensors(2, dtype=dtype), **opts, window=(4, None), query_offset=np.array([2, 3]))
+@pytest.mark.parametrize(("scores", "count"), [(1, 5), (150, 3), (1 << 22, 1)])
+def test_tiles_of_any_size(scores, count, dtype, monkeypatch):
+    monkeypatch.setattr(_elsewhere, "TILE", scores)
+    q, k, v = tensors(2, dtype=dtype)
+    assert len(list(_elsewhere.tiles(normalise(q, k, v)))) == count
+    opts = {
+        **every("hiding mask"),
+        **every("softcap"),
+        **every("key lengths"),
+        **every("sinks"),
+        "window": (4, None),
+        "query_offset": np.array([2, 3]),
+    }
+    check(q, k, v, **opts)
+    check_gradients(q, k, v, **opts)
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3)], ids=["3-D", "5-D"])
