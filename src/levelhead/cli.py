@@ -79,7 +79,7 @@ def checkup(
     with plain_errors(debug):
         if fail_on is not None and fail_on not in FAILABLE:
             raise TargetError(_unknown("--fail-on", fail_on, FAILABLE))
-        _check_outputs(html, json)
+        _check_outputs(html, json, keep=text)
         with progress() as tell:
             tell(f"Loading {target or 'the demo model'}")
             subject = load(target, text)
@@ -117,11 +117,13 @@ def report(
 ) -> None:
     """The page of a watched run, finished or still running."""
     with plain_errors(debug):
-        page = html or run_db.with_suffix(".html")
-        _check_outputs(page)
+        _check_outputs(html)
         with progress() as tell:
             tell(f"Reading {run_db}")
             chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
+            page = html or run_db.with_suffix(".html")
+            _check_outputs(page, keep=run_db)
+            tell(f"Writing {page}")
             write_run_page(page, chosen)
         _say(f"wrote {page}")
 
@@ -144,10 +146,10 @@ def plain_errors(debug: bool) -> Iterator[None]:
     """Errors as a sentence on stderr and an exit code; with `debug` the traceback too."""
     try:
         yield
-    except typer.Exit:
+    except (typer.Exit, BrokenPipeError):  # typer knows both
         raise
     except KeyboardInterrupt:
-        _say("interrupted; nothing was written")
+        _say("interrupted")
         raise typer.Exit(130) from None
     except (TargetError, OutputError, StoreError) as error:
         if debug:
@@ -161,10 +163,13 @@ def plain_errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-def _check_outputs(*paths: Path | None) -> None:
+def _check_outputs(*paths: Path | None, keep: Path | None = None) -> None:
+    """Before any work: every place can be written, and none is another's or that of an input."""
     given = [path for path in paths if path is not None]
     for path in given:
         check_output(path)
+        if keep is not None and path.resolve() == keep.resolve():
+            raise OutputError(f"{path} is what is read; name another file to write to")
     if len({path.resolve() for path in given}) < len(given):
         raise OutputError(f"{given[0]} is named twice; the page and the JSON need a file each")
 

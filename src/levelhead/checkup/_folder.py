@@ -48,6 +48,13 @@ def load_folder(folder: Path, texts: Sequence[str]) -> Subject:
         inputs.append(_encode(model, tokenizer, text, limit))
         whole = len(tokenizer(text, truncation=False, verbose=False)["input_ids"])
         cut += limit is not None and whole > limit
+    words = {token for given in inputs for token in given.kwargs["input_ids"][0].tolist()}
+    # Without its files, a tokenizer still loads: empty, and every word is unknown to it.
+    if words <= set(tokenizer.all_special_ids):
+        raise TargetError(
+            f"the tokenizer of {folder} knows no word of the text; "
+            "save the model's own there with tokenizer.save_pretrained"
+        )
     name = _DEMO_NAME if _DEMO in folder.parts else folder.resolve().name
     width = getattr(model.config, "hidden_size", None)
     notes = []
@@ -144,6 +151,7 @@ def readable(token: str) -> str:
 def _quiet_transformers() -> Iterator[None]:
     """No bars or notes of the library on the terminal; its errors come as exceptions."""
     try:
+        import torch  # noqa: F401, PLC0415
         from transformers.utils import logging  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise TargetError(

@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.text import Text
 
 Tell = Callable[[str], None]
-PATIENCE = 2.0  # seconds until a log is told what takes so long
+PATIENCE = 2.0  # seconds between looks at what a log should be told
 
 
 @contextmanager
 def progress() -> Iterator[Tell]:
     """Gives a function that takes what is being done now.
 
-    >>> from levelhead.report._progress import progress
+    >>> from levelhead.report import progress
     >>> with progress() as tell:
     ...     tell("loading the model")
     """
     console = Console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
-            yield lambda what: status.update(f"{what} …")
+            yield lambda what: status.update(Text(f"{what} …"))
         return
-    last = time.monotonic()
+    now: list[str] = []
+    over = threading.Event()
+    thread = threading.Thread(target=_log, args=(console, now, over), daemon=True)
+    thread.start()
+    try:
+        yield now.append
+    finally:
+        over.set()
+        thread.join()
 
-    def tell(what: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PATIENCE:
-            last = time.monotonic()
-            console.print(f"{what} …", markup=False, highlight=False, soft_wrap=True)
 
-    yield tell
+def _log(console: Console, now: list[str], over: threading.Event) -> None:
+    """Every two seconds the latest, unless it was said already; short work says nothing."""
+    said = None
+    while not over.wait(PATIENCE):
+        if now and now[-1] != said:
+            said = now[-1]
+            console.print(Text(f"{said} …"), soft_wrap=True)

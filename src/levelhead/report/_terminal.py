@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -58,7 +59,7 @@ def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
         words = Text.assemble(
             (f"{worst['head']} ", "bold"), (worst["verdict"], "bold"), f": {worst['reason']}"
         )
-        table.add_row(f"  {names[layer['name']]}", blocks, words)
+        table.add_row(Text(f"  {names[layer['name']]}"), blocks, words)
     return table
 
 
@@ -122,9 +123,13 @@ def _scales(result: Result) -> RenderableType:
         table.add_row(
             f"  {label}",
             f"{max(largest_score(head) for head in heads):,.3g}",
-            f"{mean_of(heads, 'saturated'):.0%}",
-            f"{mean_of(heads, 'entropy_ratio'):.2f}",
-            f"{mean_of(heads, 'signal'):.2f}",
+            _number(mean_of(heads, "saturated"), ".0%"),
+            _number(mean_of(heads, "entropy_ratio"), ".2f"),
+            _number(mean_of(heads, "signal"), ".2f"),
             listed(count(heads)),
         )
     return table
+
+
+def _number(value: float, form: str) -> str:
+    return "–" if math.isnan(value) else format(value, form)

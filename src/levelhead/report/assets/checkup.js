@@ -42,7 +42,7 @@
     const place = rules.indexOf(rule), factor = factorOf(rule), lse = head.lse[place];
     return head.scores.map((score, i) => {
       const row = lse[Math.floor(i / picture.columns)];
-      return score == null || row == null ? null : Math.exp(factor * score - row);
+      return score == null || row == null ? null : Math.min(1, Math.exp(factor * score - row)); // rounding
     });
   }
   const factorOf = (rule) => {
@@ -136,6 +136,8 @@
 
   function drawDistributions() {
     const all = drawnTexts().map(pictureOf);
+    document.getElementById("distributions").hidden = !all.length;
+    if (!all.length) return;
     const scores = all.flatMap((picture) => scoresOf(picture, state.rule)).filter((score) => score != null);
     const weights = all.flatMap((picture) => weightsOf(picture, state.rule) || []).filter((weight) => weight != null);
     const head = current();

@@ -19,9 +19,16 @@ const HeadMap = (() => {
       el("p", {}, head.reason), numbers(head));
     box.hidden = false;
     const at = node.getBoundingClientRect(), size = box.getBoundingClientRect();
+    const within = (value, most) => `${Math.max(8, Math.min(value, most - 8))}px`;
+    const edge = node.closest(".map").getBoundingClientRect().right + 12;
+    if (edge + size.width + 8 < innerWidth) { // beside the map, which then stays in sight
+      box.style.left = `${edge}px`;
+      box.style.top = within(at.top - 60, innerHeight - size.height);
+      return;
+    }
     const below = at.bottom + 8 + size.height < innerHeight;
-    box.style.top = `${Math.max(8, below ? at.bottom + 8 : at.top - 8 - size.height)}px`;
-    box.style.left = `${Math.min(Math.max(8, at.left - 40), innerWidth - size.width - 8)}px`;
+    box.style.left = within(at.left - 40, innerWidth - size.width);
+    box.style.top = within(below ? at.bottom + 8 : at.top - 8 - size.height, innerHeight);
   }
   const hide = () => { document.getElementById("tip").hidden = true; };
   addEventListener("scroll", hide, { passive: true, capture: true });

@@ -1,0 +1,238 @@
+"""The checkup's gathering: from attention calls to one plain dict."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from checkup_support import Silent, listen_to, make_call, make_result
+
+import levelhead as lh
+from levelhead.checkup import Input, Subject, TargetError, _pictures, examine, load
+
+TOKENS = [f"token{place}" for place in range(12)]
+
+
+def layer(*calls, **options):
+    (only,) = make_result(*calls, **options)["layers"]
+    return only
+
+
+def test_a_head_has_its_verdict_and_every_statistic():
+    head = layer(make_call(grow=(1, 400)))["heads"][1]
+    assert head["head"] == 1
+    assert (head["verdict"], head["level"]) == ("exploding", "error")
+    assert head["reason"].startswith("the largest |score| is 1,")
+    assert "QK-norm" in head["hint"]
+    assert "saturated" in head["also"]
+    assert set(lh.Health.FIELDS) <= set(head)
+
+
+def test_statistics_are_those_of_health():
+    call = make_call(batch=2)
+    heads = layer(call)["heads"]
+    want = call.health.over_batch()
+    for name in lh.Health.FIELDS:
+        np.testing.assert_array_equal([head[name] for head in heads], getattr(want, name))
+
+
+def test_inputs_merge_exactly():
+    calls = [make_call(seed=1), make_call(seed=2, length=20)]
+    together = lh.Health.merge(*(call.health.over_batch() for call in calls))
+    heard = iter(calls)
+
+    def listen(on_call, model):
+        return listen_to(next(heard))(on_call, model)
+
+    subject = Subject("two", Silent(), [Input("one"), Input("other")])
+    (only,) = examine(subject, listen=listen)["layers"]
+    assert only["calls"] == 2
+    assert [head["entropy"] for head in only["heads"]] == together.entropy.tolist()
+    assert only["heads"][0]["widest_row"] == 20
+
+
+def test_few_keys_are_not_judged_but_shown():
+    (head,) = layer(make_call(length=7, heads=1))["heads"]
+    assert (head["verdict"], head["level"]) == ("short", "info")
+    assert "8 keys" in head["reason"]
+    assert head["rows"] == 7
+    assert layer(make_call(length=8, heads=1))["heads"][0]["verdict"] != "short"
+
+
+def test_nonfinite_heads_are_judged_and_stay_json():
+    call = make_call(length=5)
+    call.query[0, 1, 2] = np.nan
+    result = make_result(call)
+    verdicts = [head["verdict"] for head in result["layers"][0]["heads"]]
+    assert verdicts == ["short", "nonfinite", "short"]
+    json.dumps(result, allow_nan=False)
+
+
+def test_other_scales_are_of_the_same_queries_and_keys():
+    call = make_call(d_k=16, heads=2)
+    found = layer(call)
+    assert found["scale"] == 0.25
+    assert (found["d_k"], found["d_model"]) == (16, 32)
+    for rule, scale in {"none": 1.0, "dk": 1 / 16, "sqrt_dmodel": 32**-0.5}.items():
+        want = lh.reference(call.query, call.key, call.key, scale=scale, return_health=True).health
+        view = found["scales"][rule]
+        assert view["scale"] == pytest.approx(scale)
+        got = [head["entropy"] for head in view["heads"]]
+        np.testing.assert_allclose(got, want.over_batch().entropy)
+    entropies = [found["scales"][rule]["heads"][0]["entropy"] for rule in ("none", "dk")]
+    assert entropies[0] < found["heads"][0]["entropy"] < entropies[1]
+
+
+def test_the_models_width_counts_where_it_is_known():
+    subject = Subject("wide", Silent(), [Input("x")], width=64)
+    (only,) = examine(subject, listen=listen_to(make_call(d_k=16, heads=2)))["layers"]
+    assert only["scales"]["sqrt_dmodel"]["scale"] == pytest.approx(1 / 8)
+
+
+def test_an_unknown_scale_has_no_alternatives():
+    assert layer(make_call()._replace(scale=None), pictures=False)["scales"] == {}
+
+
+def test_a_place_that_attends_twice_is_two_layers():
+    result = make_result(
+        make_call("a"), make_call("b"), make_call("a", seed=1), texts=[TOKENS, TOKENS]
+    )
+    assert [found["name"] for found in result["layers"]] == ["a", "b", "a #2"]
+    assert [found["calls"] for found in result["layers"]] == [2, 2, 2]
+    first, _, second = (found["heads"][0]["entropy"] for found in result["layers"])
+    assert first != second
+
+
+def test_a_call_outside_any_module_has_a_name():
+    assert layer(make_call(""))["name"] == "(outside any module)"
+
+
+def test_no_attention_is_said():
+    with pytest.raises(TargetError, match="a model made no attention call that can be seen"):
+        make_result()
+
+
+class Raising(Silent):
+    def forward(self, x):
+        raise RuntimeError("shapes 3 and 4 differ\nlong story")
+
+
+def test_a_model_that_raises_is_told_in_one_line():
+    subject = Subject("bad", Raising(), [Input("x", args=(1,))])
+    with pytest.raises(TargetError) as caught:
+        examine(subject, listen=listen_to(make_call()))
+    assert str(caught.value) == (
+        "bad raised RuntimeError: shapes 3 and 4 differ when it was called; --debug shows where"
+    )
+
+
+def test_training_flags_come_back():
+    class Watched(Silent):
+        def forward(self):
+            seen.append((self.training, torch.is_grad_enabled()))
+
+    seen = []
+    model = Watched()
+    model.part = torch.nn.Dropout().eval()
+    examine(Subject("flags", model, [Input("x")]), listen=listen_to(make_call()))
+    assert seen == [(False, False)]
+    assert model.training
+    assert not model.part.training
+
+
+def test_progress_is_told():
+    told = []
+    subject = Subject("m", Silent(), [Input("x"), Input("y")])
+    examine(subject, listen=listen_to(make_call()), on_input=lambda *at: told.append(at))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def drawn(picture, head, place=0, factor=1.0):
+    """The weights as the page computes them."""
+    kept = picture["heads"][head]
+    shape = picture["rows"], picture["columns"]
+    scores = np.array(kept["scores"], dtype=np.float64).reshape(shape)
+    lse = np.array(kept["lse"][place], dtype=np.float64)
+    return np.nan_to_num(np.exp(factor * scores - lse[:, None]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_follow_from_scores(causal):
+    call = make_call(causal=causal)
+    result = make_result(call, texts=[TOKENS])
+    ((picture,),) = result["pictures"]["layers"]
+    np.testing.assert_allclose(drawn(picture, 1), call.weights(0, 1), atol=1e-3)
+    for place, rule in enumerate(result["layers"][0]["scales"], start=1):
+        factor = result["layers"][0]["scales"][rule]["scale"] / call.scale
+        want = call._run(factor).weights[0, 1]
+        np.testing.assert_allclose(drawn(picture, 1, place, factor), want, atol=5e-3)
+    hidden = picture["heads"][0]["scores"].count(None)
+    assert hidden == (12 * 11 // 2 if causal else 0)
+    assert result["pictures"]["inputs"] == [{"label": " ".join(TOKENS), "tokens": TOKENS}]
+
+
+def test_a_corner_keeps_the_weights_of_the_whole_row():
+    call = make_call(length=80)
+    ((picture,),) = make_result(call)["pictures"]["layers"]
+    assert (picture["rows"], picture["columns"], picture["keys"]) == (64, 64, 80)
+    np.testing.assert_allclose(drawn(picture, 2), call.weights(0, 2)[:64, :64], atol=1e-3)
+
+
+def test_a_cap_or_a_bias_keeps_the_weights_themselves():
+    call = make_call(grow=(9, 9, 9), softcap=2.0)
+    ((picture,),) = make_result(call)["pictures"]["layers"]
+    kept = picture["heads"][0]
+    assert "lse" not in kept
+    np.testing.assert_allclose(np.reshape(kept["weights"], (12, 12)), call.weights(0, 0), atol=1e-4)
+
+
+def test_batch_entries_are_pictures_of_their_own():
+    call = make_call(batch=3)
+    subject = Subject("m", Silent(), [Input("the input", tokens=[["a"] * 12, ["b"] * 12])])
+    pictures = examine(subject, pictures=True, listen=listen_to(call))["pictures"]
+    labels = [given["label"] for given in pictures["inputs"]]
+    assert labels == ["the input, entry 1", "the input, entry 2", "the input, entry 3"]
+    assert [given["tokens"][:1] for given in pictures["inputs"]] == [["a"], ["b"], []]
+    np.testing.assert_allclose(drawn(pictures["layers"][0][2], 0), call.weights(2, 0), atol=1e-3)
+
+
+def test_pictures_stay_within_their_room(monkeypatch):
+    monkeypatch.setattr(_pictures, "MOST_NUMBERS", 3 * 144 * 3)
+    shown = make_result(make_call(), texts=[TOKENS] * 5)["pictures"]
+    assert len(shown["inputs"]) == 3  # three heads of 12 × 12 each
+    monkeypatch.setattr(_pictures, "MOST_NUMBERS", 2 * 3 * 64)
+    shown = make_result(make_call(), texts=[TOKENS] * 5)["pictures"]
+    assert len(shown["inputs"]) == 2
+    assert shown["layers"][0][0]["rows"] == 8
+
+
+def test_long_calls_are_measured_but_not_drawn(monkeypatch):
+    monkeypatch.setattr(_pictures, "MOST_PAIRS", 143)
+    result = make_result(make_call(), texts=[TOKENS])
+    assert result["pictures"]["inputs"] == []
+    assert result["layers"][0]["heads"][0]["rows"] == 12
+
+
+def test_pictures_only_on_request():
+    assert make_result(make_call(), pictures=False)["pictures"] is None
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+def test_the_demo_model_is_examined_by_default():
+    result = examine(load())
+    assert result["model"] == "all-MiniLM-L6-v2"
+    texts = [given["text"] for given in result["inputs"]]
+    assert {"The dog chased the ball because it was fast.", "love Apple phones"} <= set(texts)
+    assert [len(found["heads"]) for found in result["layers"]] == [12] * 6
+    assert result["layers"][3]["name"] == "encoder.layer.3.attention.self"
+    assert [found["scale"] for found in result["layers"]] == pytest.approx([32**-0.5] * 6)
+    assert {found["d_model"] for found in result["layers"]} == {384}
+    head = result["layers"][0]["heads"][2]  # looks at the token before, and nowhere else
+    assert head["verdict"] == "saturated"
+    assert head["distance"] == pytest.approx(1.0, abs=0.1)
+    assert sum(given["tokens"] for given in result["inputs"]) == head["rows"]

@@ -1,0 +1,258 @@
+"""The command line: exit codes, what is said and where, what is left on disk."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import levelhead as lh
+from levelhead import cli
+from levelhead._records import StepRecord
+from levelhead.store import Store
+
+MODELS = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self, grow=1.0):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(32, 2, batch_first=True)
+        self.grow = grow
+
+    def forward(self, x):
+        x = self.grow * x
+        return self.attn(x, x, x)[0]
+
+def well():
+    torch.manual_seed(0)
+    return Layer(), torch.randn(1, 16, 32)
+
+def ill():
+    torch.manual_seed(0)
+    return Layer(100.0), torch.randn(1, 16, 32)
+
+def plain():
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+def wrong_shape():
+    return Layer(), torch.randn(1, 16, 31)
+
+def raises():
+    raise ValueError("no such checkpoint")
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    (tmp_path / "cli_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    sys.modules.pop("cli_models", None)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command in this process: (exit code, stdout, stderr)."""
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as left:
+            cli.app(list(map(str, arguments)))
+        return (left.value.code or 0, *capsys.readouterr())
+
+    return command
+
+
+def left_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_checkup_prints_and_writes(run, here):
+    code, out, err = run("checkup", "cli_models:well", "--html", "p.html", "--json", "r.json")
+    assert code == 0
+    assert "Layer (cli_models:well) · 1 layer · 2 heads · 1 input" in out
+    assert "at other scales" in out
+    assert err.splitlines()[-2:] == ["levelhead: wrote p.html", "levelhead: wrote r.json"]
+    data = json.loads((here / "r.json").read_text())
+    (layer,) = data["layers"]
+    assert layer["name"] == "attn"
+    assert [head["head"] for head in layer["heads"]] == [0, 1]
+    assert {"verdict", "reason", *lh.Health.FIELDS} <= set(layer["heads"][0])
+    assert (here / "p.html").read_text(encoding="utf-8").endswith("</html>\n")
+    assert left_in(here) == ["cli_models.py", "p.html", "r.json"]
+
+
+def test_fail_on_answers_no(run):
+    assert run("checkup", "cli_models:well", "--fail-on", "collapsed")[0] == 0
+    code, out, err = run("checkup", "cli_models:ill", "--fail-on", "collapsed")
+    assert code == 1
+    assert "need attention" in out
+    assert "levelhead: --fail-on collapsed: 2 heads (" in err
+    code, out, err = run("checkup", "cli_models:ill", "--fail-on", "saturatd")
+    assert (code, out) == (2, "")
+    assert "--fail-on saturatd is unknown; did you mean saturated? there are: nonfinite, " in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "there is no folder nowhere; a target is a model folder, or module:function"),
+        (["cli_models:nothing"], "cli_models has no function nothing"),
+        (["cli_models:raises"], "cli_models:raises raised ValueError: no such checkpoint"),
+        (["cli_models:wrong_shape"], "when it was called; --debug shows where"),
+        (["cli_models:plain"], "Linear (cli_models:plain) made no attention call"),
+        (["."], "has no config.json, so it is no Hugging Face model folder"),
+        (["--text", "nowhere"], "cannot read the text nowhere: No such file"),
+        (["cli_models:well", "--html", "no/p.html"], "there is no folder no; create it first"),
+        (["cli_models:well", "--json", "."], "it is a folder; name a file in it"),
+        (["cli_models:well", "--json", "x", "--html", "x"], "x is named twice"),
+    ],
+)
+def test_bad_calls_are_one_sentence(run, here, arguments, said):
+    code, out, err = run("checkup", "--json", "left.json", *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("levelhead: ")
+    assert len(err.splitlines()) == 1
+    assert left_in(here) == ["cli_models.py"]
+
+
+def test_outputs_are_checked_before_any_work(run, monkeypatch):
+    monkeypatch.setattr(cli, "load", lambda *_: pytest.fail("worked"))
+    assert run("checkup", "cli_models:well", "--html", "no/p.html")[0] == 2
+
+
+def test_what_is_read_is_not_overwritten(run, here):
+    (here / "text").write_text("hello there")
+    code, _, err = run("checkup", "--text", "text", "--html", "text")
+    assert code == 2
+    assert "text is what is read; name another file" in err
+    assert (here / "text").read_text() == "hello there"
+
+
+def test_debug_shows_the_traceback(run):
+    for debug, shown in (([], False), (["--debug"], True)):
+        code, _, err = run("checkup", "cli_models:raises", *debug)
+        assert code == 2
+        assert ("Traceback" in err) is shown
+        assert ('raise ValueError("no such checkpoint")' in err) is shown
+
+
+def test_surprises_are_a_sentence_too(run, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr(cli, "load", broken)
+    code, _, err = run("checkup")
+    assert code == 2
+    assert err == "levelhead: this should not happen (RuntimeError: oh); --debug shows where\n"
+
+
+def test_an_interrupt_leaves_nothing(run, here, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "examine", interrupted)
+    code, _, err = run("checkup", "cli_models:well", "--json", "r.json")
+    assert (code, err) == (130, "levelhead: interrupted\n")
+    assert left_in(here) == ["cli_models.py"]
+
+
+# ---------------------------------------------------------------- report
+
+
+@pytest.fixture
+def store(here):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 16, 8))
+    health = lh.attention(q, k, v, return_health=True).health
+    for name in ("first", "second"):
+        store = Store(here / "run.db", name=name)
+        store(StepRecord(7, time.time(), {"attn": health}))
+    yield store
+    store.close()
+
+
+def test_a_report_is_a_page_beside_the_run(run, here, store):
+    code, out, err = run("report", "run.db")  # the second run still goes on
+    assert (code, out, err) == (0, "", "levelhead: wrote run.html\n")
+    assert "second · 1 step recorded" in (here / "run.html").read_text(encoding="utf-8").replace(
+        "\\u00b7", "·"
+    )
+
+
+@pytest.mark.parametrize("chosen", ["1", "first"])
+def test_a_run_is_chosen_by_number_or_name(run, here, store, chosen):
+    assert run("report", "run.db", "--run", chosen, "--html", "p.html")[0] == 0
+    assert "Run first</title>" in (here / "p.html").read_text(encoding="utf-8")
+
+
+def test_bad_stores_are_one_sentence(run, here, store):
+    (here / "text.db").write_text("no database at all, but long enough to look at" * 9)
+    newer = sqlite3.connect(here / "newer.db")
+    store.close()
+    old = sqlite3.connect(here / "run.db")
+    old.backup(newer)
+    newer.execute("PRAGMA user_version = 99")
+    newer.commit()
+    newer.close()
+    old.close()
+    before = set(left_in(here))
+    for arguments, said in (
+        (["nowhere.db"], "there is no store at nowhere.db"),
+        (["text.db"], "not a database"),
+        (["newer.db"], "was written by a newer levelhead (schema 99"),
+        (["run.db", "--run", "9"], "holds no run 9; its runs are: 1 (first), 2 (second)"),
+        (["run.db", "--html", "run.db"], "run.db is what is read"),
+        (["nowhere.db", "--html", "no/p.html"], "there is no folder no"),
+        (["."], "is a folder"),
+    ):
+        code, out, err = run("report", *arguments)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert len(err.splitlines()) == 1
+    assert {name for name in left_in(here) if not name.endswith(("-wal", "-shm"))} <= before
+
+
+# ---------------------------------------------------------------- the others
+
+
+def test_the_benchmark_is_of_the_checkout(run, here):
+    code, _, err = run("bench", "--quick")
+    assert code == 2
+    assert "get a checkout of levelhead" in err
+    (here / "benchmarks").mkdir()
+    (here / "benchmarks" / "__main__.py").write_text(
+        "import sys; sys.exit(1 if sys.argv[1:] == ['--quick', '--case', 'x'] else 0)"
+    )
+    assert run("bench", "--quick", "--case", "x")[0] == 1
+    assert run("bench")[0] == 0
+
+
+def test_help_and_version(run):
+    code, out, _ = run("--version")
+    assert (code, out) == (0, f"levelhead {lh.__version__}\n")
+    code, out, _ = run("--help")
+    assert code == 0
+    assert {"checkup", "report", "bench"} <= set(out.split())
+    assert "checkup" in "".join(run()[1:])
+    assert run("chekup")[0] == 2
+
+
+def test_it_runs_as_a_module():
+    command = [sys.executable, "-m", "levelhead", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"levelhead {lh.__version__}\n"
+
+
+def test_the_command_line_starts_without_frameworks():
+    code = (
+        "import sys, levelhead.cli; "
+        "print([name for name in ('torch', 'transformers', 'plotly') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,351 @@
+"""The pages in a real browser: what is drawn, what hovering and clicking do, in every dress."""
+
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+from checkup_support import make_call, make_result
+
+import levelhead as lh
+from levelhead._records import Alert, StepRecord
+from levelhead.report import checkup_page, page, run_page
+from levelhead.report._fields import FIELDS
+from levelhead.report._legend import LEGEND
+from levelhead.store import Store, read_run
+
+SWITCHES = [
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--no-first-run", "--disable-quic"),
+]
+DRESSES = {
+    "laptop light": (1280, 800, "light"),
+    "laptop dark": (1280, 800, "dark"),
+    "phone light": (390, 844, "light"),
+    "phone dark": (390, 844, "dark"),
+}
+NASTY = "<script>alert(1)</script>"
+TOKENS = [
+    NASTY,
+    "<b>bold</b>",
+    "&lt;",
+    "the",
+    "dog",
+    "chased",
+    "the",
+    "ball",
+    "as",
+    "it",
+    "ran",
+    ".",
+]
+OTHER = [f"word{place}" for place in range(12)]
+
+
+def chromium():
+    """Where the browser is; without one these tests fail, unless that is said to be wanted."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = os.environ.get("LEVELHEAD_CHROMIUM") or next(filter(None, map(shutil.which, names)), "")
+    if found:
+        return found
+    if os.environ.get("LEVELHEAD_NO_BROWSER") == "1":
+        pytest.skip("LEVELHEAD_NO_BROWSER=1")
+    pytest.fail(
+        "no Chromium: install one (apt-get install chromium), name it in LEVELHEAD_CHROMIUM, "
+        "or leave these tests out with LEVELHEAD_NO_BROWSER=1"
+    )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=SWITCHES)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def checkup_file(tmp_path_factory):
+    calls = [
+        make_call("encoder.layer.0.attn", grow=(1, 900, 30)),
+        make_call("encoder.layer.1.attn", seed=1, causal=True),
+        make_call("encoder.layer.2.attn", seed=2, grow=(9, 9, 9), softcap=2.0),
+    ]
+    result = make_result(*calls, texts=[TOKENS, OTHER], name=f"Tiny {NASTY}")
+    path = tmp_path_factory.mktemp("pages") / "checkup.html"
+    path.write_text(checkup_page(result), encoding="utf-8")
+    return path, result, calls
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    store = Store(folder / "run.db", name=NASTY)
+    for step in range(0, 60, 10):
+        q, k, v = np.random.default_rng(0).standard_normal((3, 4, 12, 16))
+        q[2] *= 1 + 10 * step
+        health = {
+            f"h.{layer}.attn": lh.attention(q * layer, k, v, return_health=True).health
+            for layer in (1, 2)
+        }
+        alert = Alert(
+            50, "h.2.attn", 2, "exploding", "error", "sharp", 1e3, NASTY, "tame <b>it</b>"
+        )
+        store(StepRecord(step, time.time(), health, {}, (alert,) if step == 50 else ()))
+    store.close()
+    path = folder / "run.html"
+    path.write_text(run_page(read_run(folder / "run.db")), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def look(browser):
+    """Opens a page; afterwards no error, dialog or request to anywhere may have happened."""
+    opened, wrong = [], []
+
+    def open_page(path, width=1280, height=800, scheme="light"):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
+        opened.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda note: wrong.append(f"{note.type}: {note.text}"))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("dialog", lambda dialog: (wrong.append("a dialog"), dialog.dismiss()))
+        tab.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith(("file:", "data:", "blob:"))
+                else wrong.append(request.url)
+            ),
+        )
+        tab.goto(path.as_uri())
+        return tab
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert wrong == []
+
+
+def drawn(tab, plot, key="z"):
+    """What Plotly holds for a plot, once it is drawn."""
+    tab.wait_for_selector(f"#{plot} .main-svg")
+    return tab.evaluate("([id, key]) => document.getElementById(id).data[0][key]", [plot, key])
+
+
+def until(tab, holds):
+    """Playwright's own way of waiting needs eval, which the pages forbid."""
+    for _ in range(100):
+        if holds():
+            return
+        tab.wait_for_timeout(50)
+    pytest.fail("it never came true")
+
+
+def cell(tab, layer, head):
+    return tab.locator(f'#map [data-layer="{layer}"][data-head="{head}"]')
+
+
+def fits(tab):
+    return tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def text_of(tab, selector):
+    return tab.locator(selector).inner_text()
+
+
+# ---------------------------------------------------------------- the checkup
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_the_map_is_drawn_and_clicked(look, checkup_file, dress):
+    path, result, calls = checkup_file
+    tab = look(path, *DRESSES[dress])
+    assert tab.locator("#map [role=gridcell]").count() == 9
+    for place, layer in enumerate(result["layers"]):
+        for head in layer["heads"]:
+            square = cell(tab, place, head["head"])
+            assert square.inner_text() == LEGEND[head["verdict"]].letter
+            label = square.get_attribute("aria-label")
+            assert label.startswith(f"layer.{place}, head {head['head']}: {head['verdict']}.")
+    shades = tab.evaluate(
+        "[...document.querySelectorAll('#map [role=gridcell]')]"
+        ".map((each) => [each.className, getComputedStyle(each).backgroundColor])"
+    )
+    assert len({shade for _, shade in shades}) == len({verdict for verdict, _ in shades}) >= 3
+    assert text_of(tab, "h1").startswith("2 of 9 heads need attention: 1 exploding, 1 saturated.")
+    assert NASTY in text_of(tab, "#about")
+    assert tab.locator("#legend li").count() >= 3
+    assert fits(tab)
+    # The heat map is the worst head's, then that of the one clicked.
+    assert text_of(tab, "#head-title").endswith("layer.0, head 1: exploding (error)")
+    np.testing.assert_allclose(drawn(tab, "heat"), calls[0].weights(0, 1), atol=2e-3)
+    cell(tab, 0, 0).click()
+    assert "layer.0, head 0" in text_of(tab, "#head-title")
+    np.testing.assert_allclose(drawn(tab, "heat"), calls[0].weights(0, 0), atol=2e-3)
+    assert cell(tab, 0, 0).get_attribute("aria-selected") == "true"
+    assert fits(tab)
+
+
+def test_themes_differ_and_follow(look, checkup_file):
+    tab = look(checkup_file[0])
+    ink = "getComputedStyle(document.querySelector('#heat .xtick text')).fill"
+    ground = "getComputedStyle(document.body).backgroundColor"
+    light = tab.evaluate(ink), tab.evaluate(ground)
+    tab.emulate_media(color_scheme="dark")
+    until(tab, lambda: tab.evaluate(ink) != light[0])
+    assert tab.evaluate(ground) != light[1]
+
+
+def test_hovering_shows_every_statistic(look, checkup_file):
+    path, result, _ = checkup_file
+    tab = look(path)
+    assert not tab.locator("#tip").is_visible()
+    cell(tab, 0, 1).hover()
+    shown = text_of(tab, "#tip")
+    head = result["layers"][0]["heads"][1]
+    assert "layer.0, head 1: exploding (error)" in shown
+    assert head["reason"] in shown
+    assert all(field.label in shown for field in FIELDS.values())
+    lines = shown.splitlines()
+    assert lines[lines.index("rows") + 1] == "24"
+    assert lines[lines.index("largest score") + 1] == f"{head['score_max']:,.0f}"
+    shown_entropy = lines[lines.index("entropy") + 1].replace("−", "-")
+    assert float(shown_entropy) == pytest.approx(head["entropy"], rel=6e-3)
+    tab.mouse.move(0, 0)
+    assert not tab.locator("#tip").is_visible()
+
+
+def test_hidden_pairs_are_left_blank(look, checkup_file):
+    path, _, calls = checkup_file
+    tab = look(path)
+    cell(tab, 1, 2).click()
+    causal = np.array(drawn(tab, "heat"), dtype=float)
+    assert np.isnan(causal[0, 1])
+    np.testing.assert_allclose(np.nan_to_num(causal), calls[1].weights(0, 2), atol=2e-3)
+    assert len(drawn(tab, "scores", "x")) == 2 * 78  # visible pairs of both texts
+
+
+def test_scales_change_the_map_and_the_heat_map(look, checkup_file):
+    path, result, calls = checkup_file
+    tab = look(path)
+    cell(tab, 0, 0).click()
+    tab.get_by_label("none").first.check(force=True)
+    unscaled = result["layers"][0]["scales"]["none"]["heads"][0]
+    assert cell(tab, 0, 0).inner_text() == LEGEND[unscaled["verdict"]].letter
+    assert unscaled["reason"] in text_of(tab, "#head-words")
+    want = calls[0]._run(4.0).weights[0, 0]  # d_k is 16
+    np.testing.assert_allclose(drawn(tab, "heat"), want, atol=5e-3)
+    assert "would need attention" in text_of(tab, "#scale-words")
+    assert tab.locator("#scales tbody tr").count() == 4
+    cell(tab, 2, 0).click()  # a cap lies between its scores and weights
+    assert "Not drawn" in text_of(tab, "#heat")
+    tab.get_by_label("as it is (1/√d_k)").first.check(force=True)
+    np.testing.assert_allclose(drawn(tab, "heat"), calls[2].weights(0, 0), atol=1e-3)
+    tab.get_by_label("scores", exact=True).check(force=True)
+    np.testing.assert_allclose(drawn(tab, "heat"), calls[2].scores(0, 0), atol=1e-3)
+
+
+def test_tokens_are_shown_not_run(look, checkup_file):
+    tab = look(checkup_file[0])
+    drawn(tab, "heat")
+    ticks = tab.locator("#heat .ytick text").all_text_contents()
+    assert ticks[0].startswith("<script>aler")
+    assert ticks[1:4] == ["<b>bold</b>", "&lt;", "the"]
+    tab.locator("#heat .heatmaplayer image").hover(position={"x": 3, "y": 3}, force=True)
+    tab.wait_for_selector("#heat .hoverlayer text")
+    assert f"{NASTY} looks at {NASTY}" in "".join(
+        tab.locator("#heat .hoverlayer text").all_text_contents()
+    )
+    assert tab.locator("#text option").first.text_content().startswith(NASTY)
+    tab.locator("#text").select_option("1")
+    assert tab.locator("#heat .ytick text").all_text_contents()[0] == "word0"
+
+
+def test_the_map_is_moved_in_by_keys(look, checkup_file):
+    tab = look(checkup_file[0])
+    cell(tab, 0, 1).focus()
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowRight")
+    assert text_of(tab, "#tip").startswith("layer.1, head 2")
+    tab.keyboard.press("Enter")
+    assert "layer.1, head 2" in text_of(tab, "#head-title")
+    tab.keyboard.press("ArrowLeft")  # the focus has stayed in the map
+    assert tab.evaluate("document.activeElement.dataset.head") == "1"
+
+
+def test_a_page_without_pictures_says_so(look, tmp_path):
+    result = make_result(make_call(), pictures=False)
+    result["pictures"] = {"inputs": [], "layers": [[]]}
+    path = tmp_path / "page.html"
+    path.write_text(checkup_page(result), encoding="utf-8")
+    tab = look(path)
+    assert "too long to draw" in text_of(tab, "#heat")
+    cell(tab, 0, 2).click()
+    assert "head 2" in text_of(tab, "#head-title")
+
+
+# ---------------------------------------------------------------- a run
+
+
+@pytest.mark.parametrize("dress", ["laptop dark", "phone light"])
+def test_a_runs_lines_are_drawn(look, run_file, dress):
+    tab = look(run_file, *DRESSES[dress])
+    tab.wait_for_selector("#chart .main-svg")
+    assert NASTY in text_of(tab, "#about")
+    names = tab.evaluate("document.getElementById('chart').data.map((each) => each.name)")
+    assert sorted(filter(None, names)) == ["alerts", "head 0", "head 1", "head 2", "head 3"]
+    assert tab.locator("#chart .points path").count() == 1  # one alert in this layer
+    assert tab.locator("#map [role=gridcell]").count() == 8
+    assert NASTY in text_of(tab, "#alerts")
+    assert fits(tab)
+
+
+def test_a_run_is_followed_by_statistic_layer_and_step(look, run_file):
+    tab = look(run_file)
+    assert text_of(tab, "#chart-title") == "h.2: largest score"
+    tab.locator("#statistic").select_option("entropy")
+    assert text_of(tab, "#chart-title") == "h.2: entropy"
+    tab.locator("#layer").select_option("0")
+    assert text_of(tab, "#chart-title") == "h.1: entropy"
+    worst = cell(tab, 1, 2)
+    assert worst.inner_text() == "X"
+    tab.locator("#step").fill("0")
+    assert text_of(tab, "#step-words") == "Step 0"
+    assert worst.inner_text() != "X"
+    worst.hover()
+    assert "at step 0" in text_of(tab, "#tip")
+    tab.get_by_label("whole run").check(force=True)
+    assert worst.inner_text() == "X"
+    cell(tab, 1, 3).click()
+    assert text_of(tab, "#chart-title") == "h.2: entropy"
+    assert tab.locator("#number").input_value() == "3"
+
+
+def test_a_run_without_steps_has_a_page(look, tmp_path):
+    Store(tmp_path / "run.db").close()
+    path = tmp_path / "run.html"
+    path.write_text(run_page(read_run(tmp_path / "run.db")), encoding="utf-8")
+    tab = look(path)
+    assert text_of(tab, "h1") == "No step is recorded yet."
+    assert not tab.locator("#map").is_visible()
+
+
+# ---------------------------------------------------------------- the frame
+
+
+def test_nothing_can_be_fetched(browser, tmp_path):
+    """The policy holds: the listener of the other tests would not see what it stops."""
+    path = tmp_path / "page.html"
+    script = "fetch('https://example.org').catch(() => { document.title = 'refused'; });"
+    path.write_text(page("t", "", {}, script), encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto(path.as_uri())
+    until(tab, lambda: tab.title() == "refused")
+    tab.close()

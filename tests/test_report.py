@@ -1,0 +1,278 @@
+"""Results in words, as JSON, as text and as files."""
+
+import json
+import os
+import stat
+import time
+from dataclasses import fields
+
+import pytest
+from checkup_support import make_call, make_result
+from rich.console import Console
+
+import levelhead as lh
+from levelhead import _verdicts
+from levelhead.report import (
+    FAILABLE,
+    OutputError,
+    _progress,
+    check_output,
+    checkup_json,
+    checkup_page,
+    checkup_text,
+    failing,
+    page,
+    progress,
+    write_whole,
+)
+from levelhead.report._checkup_page import page_data
+from levelhead.report._fields import FIELDS, GRADIENT_FIELDS
+from levelhead.report._legend import LEGEND, severity
+from levelhead.report._names import short_names
+from levelhead.report._page import embed
+from levelhead.report._scales import scale_label
+from levelhead.report._words import headline
+
+ILL = make_result(
+    make_call("encoder.layer.0.attn", grow=(1, 900, 1, 30)[:3]),
+    make_call("encoder.layer.1.attn", seed=1, grow=(1, 1, 30)),
+    texts=[[f"t{place}" for place in range(12)]],
+    name="Tiny [bold]",
+)
+WELL = make_result(make_call(seed=3, length=32), pictures=False)
+
+
+def text_of(result, width=100):
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        console.print(checkup_text(result))
+        return console.export_text()
+
+
+# ---------------------------------------------------------------- agreement with the judges
+
+
+def test_the_legend_is_in_the_order_of_the_judge():
+    assert [name for name in LEGEND if name != "short"] == list(_verdicts._ORDER)
+    letters = [mark.letter for mark in LEGEND.values()]
+    assert len(set(letters)) == len(letters)
+    assert tuple(_verdicts._ORDER)[:-1] == FAILABLE
+
+
+def test_every_statistic_has_a_label():
+    assert set(FIELDS) == set(lh.Health.FIELDS)
+    assert set(GRADIENT_FIELDS) == set(lh.GradHealth.FIELDS)
+
+
+def test_heads_are_sorted_as_the_judge_sorts_them():
+    health = make_call(heads=6, length=24, grow=(1, 900, 30, 35, 0.01, 2000)).health.over_batch()
+    heads = make_result(make_call(heads=6, length=24, grow=(1, 900, 30, 35, 0.01, 2000)))
+    ours = sorted(heads["layers"][0]["heads"], key=severity)
+    assert [head["head"] for head in ours] == [verdict.head for verdict in health.verdicts()]
+
+
+# ---------------------------------------------------------------- words
+
+
+def heads_of(*verdicts):
+    levels = {"saturated": "warning", "sharp": "info", "short": "info", "healthy": "ok"}
+    return [{"verdict": verdict, "level": levels[verdict]} for verdict in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        (["saturated", "sharp"], "1 of 2 heads needs attention: 1 saturated."),
+        (["saturated"] * 2 + ["short"], "2 of 3 heads need attention: 2 saturated."),
+        (["healthy", "sharp"], "All 2 heads are well."),
+        (["healthy", "sharp", "short"], "All 2 heads that could be judged (1 could not) are well."),
+        (["healthy"], "The one head that could be judged is well."),
+        (["short"] * 3, "None of the 3 heads could be judged: the rows are too short."),
+    ],
+)
+def test_headline(verdicts, said):
+    assert headline(heads_of(*verdicts)) == said
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["a.0.b", "a.1.b"], ["a.0", "a.1"]),
+        (["x.a.0.self", "x.b.0.self"], ["x.a", "x.b"]),
+        (["enc.0", "dec.0"], ["enc", "dec"]),
+        (["attn"], ["attn"]),
+        (["attn", "attn #2"], ["attn", "attn #2"]),
+        (["a.b", "a"], ["a.b", "a"]),
+        ([], []),
+    ],
+)
+def test_short_names(names, short):
+    assert short_names(names) == short
+
+
+def test_the_scale_in_use_has_its_name():
+    assert scale_label(WELL, "used") == "as it is (1/√d_k)"
+    assert scale_label(make_result(make_call()._replace(scale=1.0)), "used") == "as it is (none)"
+    assert scale_label(make_result(make_call()._replace(scale=0.3)), "used") == "as it is (0.3)"
+    mixed = make_result(make_call("a"), make_call("b")._replace(scale=1.0))
+    assert scale_label(mixed, "used") == "as it is"
+
+
+# ---------------------------------------------------------------- the terminal
+
+
+def test_the_terminal_shows_a_line_a_layer_and_the_worst_first():
+    text = text_of(ILL)
+    assert "Tiny [bold] · 2 layers · 6 heads · 1 text · 12 tokens" in text
+    assert headline([h for layer in ILL["layers"] for h in layer["heads"]]) in text
+    lines = text.splitlines()
+    (first,) = [line for line in lines if line.startswith("  layer.0 ")]
+    marks = [LEGEND[head["verdict"]].letter for head in ILL["layers"][0]["heads"]]
+    assert "  ".join(marks) in first
+    assert "1 exploding: the largest |score|" in first
+    (second,) = [line for line in lines if line.startswith("  layer.1 ")]
+    assert "2 saturated: " in second
+    worst = text.index("layer.0, head 1: exploding (error); the largest")
+    assert worst < text.index("layer.1, head 2: saturated (warning); ")
+    assert "→ tame the scores: QK-norm" in text
+
+
+def test_the_terminal_shows_other_scales():
+    lines = text_of(WELL).split("at other scales")[1].splitlines()
+    rows = {line.split("  ")[1]: line for line in lines if line.strip()}
+    assert list(rows)[1:] == ["as it is (1/√d_k)", "none", "1/d_k", "1/√d_model"]
+    assert "3 healthy" in rows["as it is (1/√d_k)"]
+    unknown = make_result(make_call()._replace(scale=None), pictures=False)
+    assert text_of(unknown, 140).count("the scale in use is not known") == 3
+
+
+def test_the_terminal_holds_many_heads_and_narrow_windows():
+    text = text_of(make_result(make_call(heads=40, length=8), pictures=False), width=60)
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_model_of_nan_is_shown():
+    call = make_call()
+    call.query[:] = float("nan")
+    text = text_of(make_result(call))
+    assert "3 of 3 heads need attention: 3 nonfinite." in text
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def test_json_is_the_documented_form():
+    data = json.loads(checkup_json(ILL))
+    assert data["model"] == "Tiny [bold]"
+    head = data["layers"][1]["heads"][2]
+    assert data["layers"][1]["name"] == "encoder.layer.1.attn"
+    assert head["head"] == 2
+    assert head["verdict"] == "saturated"
+    assert set(lh.Health.FIELDS) <= set(head)
+    assert head["score_var"] == ILL["layers"][1]["heads"][2]["score_var"]
+    assert "pictures" not in data
+
+
+def test_failing_is_that_verdict_or_worse():
+    assert failing(ILL, "saturated").startswith("--fail-on saturated: 2 heads (1 exploding, 1 sat")
+    assert failing(ILL, "exploding") == "--fail-on exploding: 1 head (1 exploding)"
+    assert failing(ILL, "nonfinite") is None
+    assert failing(WELL, "sharp") is None
+
+
+# ---------------------------------------------------------------- pages
+
+
+def test_a_page_is_one_file_without_network():
+    html = checkup_page(ILL)
+    assert html.startswith("<!doctype html>")
+    assert "<title>Checkup of Tiny [bold]</title>" in html
+    assert "plotly.js v" in html
+    own = html.replace(html[html.index("<script>/**") : html.index("</head>")], "")
+    for fetched in ('src="', "url(", "@import", "<link", "fetch("):
+        assert fetched not in own
+    assert "default-src 'none'" in own
+
+
+def test_what_a_page_embeds_cannot_end_its_script():
+    nasty = "</script><script>alert(1)</script><!-- & \u2028 \ud800"
+    embedded = embed({"token": nasty})
+    assert "<" not in embedded
+    assert json.loads(embedded) == {"token": nasty}
+    html = page("<b>", "<p></p>", {"token": nasty}, "")
+    assert html.count("</script>") == 4
+    assert "<title>&lt;b&gt;</title>" in html
+    html.encode("utf-8")  # a lone surrogate has been escaped
+
+
+def test_a_page_refuses_numbers_that_json_has_not():
+    with pytest.raises(ValueError, match="JSON"):
+        embed({"x": float("nan")})
+
+
+def test_the_pages_words():
+    data = page_data(ILL)
+    assert data["headline"].startswith("2 of 6 heads need attention: 1 exploding, 1 saturated.")
+    assert data["worst"] == {"layer": 0, "head": 1}
+    leads = [item["lead"] for item in data["list"]["heads"]]
+    assert leads[:2] == [
+        "layer.0, head 1: exploding (error)",
+        "layer.1, head 2: saturated (warning)",
+    ]
+    assert data["list"]["title"] == "Worst first"
+    assert page_data(WELL)["list"]["title"] == "Nothing to repair; worth knowing"
+    used, none, *_ = data["scales"]
+    assert used["counts"]["exploding"] == 1
+    assert "would need attention" in none["words"]
+    assert none["largest"] == pytest.approx(4 * used["largest"])  # d_k is 16
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_places_that_cannot_be_written_are_told(tmp_path):
+    with pytest.raises(OutputError, match="it is a folder; name a file in it"):
+        check_output(tmp_path)
+    with pytest.raises(OutputError, match=r"there is no folder .*nowhere; create it first"):
+        check_output(tmp_path / "nowhere" / "page.html")
+    check_output(tmp_path / "page.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_whole_or_as_before(tmp_path, monkeypatch):
+    path = tmp_path / "page.html"
+    path.write_text("before")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(OutputError, match=r"cannot write .*: No space"):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+    monkeypatch.undo()
+    write_whole(path, "after, with é")
+    assert path.read_text(encoding="utf-8") == "after, with é"
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+def test_the_guides_are_thresholds():
+    from levelhead.report._run_page import GUIDES
+
+    known = {field.default for field in fields(lh.Thresholds)}
+    assert {value for values in GUIDES.values() for value in values} <= known
+    assert set(GUIDES) <= set(FIELDS)
+
+
+# ---------------------------------------------------------------- progress
+
+
+def test_a_log_is_told_what_takes_long(monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "PATIENCE", 0.05)
+    with progress() as tell:
+        tell("never seen")
+        tell("slow work")
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "slow work …\n"
+    with progress() as tell:
+        tell("quick work")
+    assert capsys.readouterr().err == ""
