@@ -230,7 +230,9 @@ def test_models_that_cannot_be_reached():
     config._attn_implementation = "levelhead"
     model = BloomModel(config)
     assert not levelhead.hf.supports(model)
-    with pytest.raises(ValueError, match='attn_implementation="levelhead" cannot reach bloom models'):
+    with pytest.raises(
+        ValueError, match='attn_implementation="levelhead" cannot reach bloom models'
+    ):
         model(torch.ones(1, 3, dtype=torch.int64))
     with pytest.raises(TypeError, match="model: expected a transformers model or its class, got 3"):
         levelhead.hf.supports(3)
