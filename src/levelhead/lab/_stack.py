@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -91,16 +89,3 @@ def _similarity(x: Tensor) -> float:
     unit = x / x.norm(dim=-1, keepdim=True)
     count = len(unit)
     return float((unit @ unit.T).sum() - count) / (count * (count - 1))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: matrices this small lose more by waiting than they gain."""
-    import torch  # noqa: PLC0415
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -11,7 +11,8 @@ from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack
 from ._measure import Array, table
 from ._plot import COLOURS, NAMES, Spec, axis, band, picture
-from ._stack import ARCHITECTURES, one_thread, stack_layers
+from ._stack import ARCHITECTURES, stack_layers
+from ._threads import one_thread
 
 CLAIM = 12
 TITLE = "Scaling keeps attention expressive across many layers"

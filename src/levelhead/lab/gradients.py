@@ -11,7 +11,8 @@ from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack, typical
 from ._measure import normal, table
 from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
-from ._stack import PARAMETERS, one_thread, stack_layers
+from ._stack import PARAMETERS, stack_layers
+from ._threads import one_thread
 
 CLAIM = 7
 TITLE = "Without the scale, gradients vanish (or explode)"

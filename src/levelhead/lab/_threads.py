@@ -1,0 +1,19 @@
+"""PyTorch on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: matrices this small lose more by waiting than they gain."""
+    import torch  # noqa: PLC0415
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
