@@ -59,13 +59,14 @@ def attention_forward(
         query, scaling = query * scaling, 1.0
     options |= {"scale": scaling, "softcap": softcap, "sinks": s_aux}
     if module.training and dropout:
-        options |= {"dropout": dropout, "seed": int(torch.randint(2**63 - 1, ()))}
+        options["dropout"] = dropout
 
     attention = levelhead_torch.attention
     if not (output_attentions or _weights_recorded()):
         output, weights = attention(query, key, value, **options), None
     elif "dropout" in options or _needs_gradient(query, key, options["mask"], s_aux):
         # As eager does: weights with a gradient, after dropout. Unit vectors attended to are them.
+        options["seed"] = int(torch.randint(2**63 - 1, ()))
         unit = torch.eye(key.shape[-2], dtype=value.dtype, device=value.device)
         output = attention(query, key, value, **options)
         weights = attention(query, key, unit.expand(*key.shape[:-2], -1, -1), **options)
