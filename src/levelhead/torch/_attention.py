@@ -20,6 +20,7 @@ __all__ = [
     "Given",
     "attention",
     "compute",
+    "health_of",
     "normalise",
     "scaled_dot_product_attention",
     "sdpa_options",
@@ -83,7 +84,7 @@ def attention(
         output,
         lse if return_lse else None,
         weights if return_weights else None,
-        Health(_numpy(sums)) if return_health else None,
+        health_of(sums) if return_health else None,
     )
 
 
@@ -193,11 +194,12 @@ def sdpa_options(
     }
 
 
-def _numpy(sums: Tensor) -> np.ndarray[Any, Any]:
-    if sums.is_meta:  # no data: a Health of no rows
-        return np.zeros(sums.shape)
+def health_of(sums: Tensor) -> Health:
+    """Health from its sums; on the meta device, where there is no data, that of no rows."""
+    if sums.is_meta:
+        return Health(np.zeros(sums.shape))
     try:
-        return sums.numpy()
+        return Health(sums.numpy())
     except RuntimeError:
         raise RuntimeError(
             "return_health: expected a call outside of torch.func.vmap and grad, where tensors "
