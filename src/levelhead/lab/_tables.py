@@ -1,0 +1,66 @@
+"""Figures as tables that people read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from numpy.typing import NDArray
+
+from ._figures import powers, stack
+from ._plot import NAMES
+from ._results import Outcome
+
+Table = tuple[str, list[str], list[list[str]]]
+
+
+def shown_tables(one: Outcome) -> list[Table]:
+    """Name, header and rows of each table that the experiment wants shown."""
+    figures = stack(one.runs)
+    names = one.experiment.show or [name for name, value in figures.items() if _is_table(value)][:1]
+    return [(_words(name), [*map(_words, figures[name])], _rows(figures[name])) for name in names]
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _words(name: str) -> str:
+    """A column's name in words: score_std is score std, but W_q stays."""
+    for rule, words in NAMES.items():
+        name = name.replace(f"_{rule}", f" {words}")
+    return name if len(name) < 4 or name == "d_model" else _unscore(name)
+
+
+def _unscore(name: str) -> str:
+    parts = name.split("_")
+    kept = [parts[0]]
+    for part in parts[1:]:
+        joins = len(part) == 1 and kept[-1][-1:] in "dW" and len(kept[-1].split()[-1]) == 1
+        kept.append(f"{kept.pop()}_{part}" if joins else part)
+    return " ".join(kept)
+
+
+def _rows(table: dict[str, NDArray[Any]]) -> list[list[str]]:
+    columns = [[cell(values) for values in array.T] for array in table.values()]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def cell(values: NDArray[Any]) -> str:
+    """One number over the seeds.
+
+    >>> import numpy as np
+    >>> cell(np.array([0.99, 1.01, 1.0])), cell(np.array([64.0, 64.0])), cell(np.array(["none"]))
+    ('1.000 ± 0.010', '64', 'no scale')
+    """
+    if values.dtype.kind in "US":
+        return NAMES.get(str(values[0]), str(values[0]))
+    mean, std = float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    if math.isnan(mean):
+        return "–"
+    if std < 1e-6 * abs(mean) or std == 0:
+        return powers(f"{mean:,.0f}" if mean == round(mean) and abs(mean) < 1e9 else f"{mean:.3g}")
+    if not 1e-3 <= abs(mean) < 1e5 or std < 1e-4:
+        return powers(f"{mean:.2g} ± {std:.1g}")
+    digits = max(0, 1 - math.floor(math.log10(std)))
+    return f"{mean:,.{digits}f} ± {std:,.{digits}f}"

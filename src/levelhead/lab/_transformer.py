@@ -1,0 +1,124 @@
+"""A small transformer language model, as plain as they come. Needs PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .._scaling import scale_rule
+from ..torch import attention
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the model is made of.
+
+    rule:    of the scale of its scores. d_model, for the rule that asks, is heads·d_k
+    d_k:     width of a head's queries and keys. The model's own width does not follow it, so that
+             models differ in nothing else
+    norm:    where LayerNorm stands: "pre", "post" or "none"
+    weights: of queries and keys at the start: "unit" (their entries then have variance 1, as claim
+             2 supposes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
+    qk_norm: RMSNorm with a learned weight over queries and over keys
+    softcap: c·tanh(score/c)
+    """
+
+    rule: str = "sqrt_dk"
+    d_k: int = 64
+    depth: int = 2
+    heads: int = 2
+    width: int = 32
+    norm: str = "pre"
+    weights: str = "unit"
+    qk_norm: bool = False
+    softcap: float | None = None
+
+
+class Attention(nn.Module):
+    """Causal self-attention; queries and keys are (batch, heads, length, d_k)."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.scale = scale_rule(shape.rule)(shape.d_k, shape.heads * shape.d_k)
+        inner = shape.heads * shape.d_k
+        self.query = _linear(shape.width, inner, shape.weights)
+        self.key = _linear(shape.width, inner, shape.weights)
+        self.value = _linear(shape.width, shape.width, "unit")
+        self.out = _linear(shape.width, shape.width, "unit")
+        self.norms = nn.ModuleList(nn.RMSNorm(shape.d_k) for _ in range(2 * shape.qk_norm))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same."""
+        query, key, value = (
+            project(x).unflatten(-1, (self.shape.heads, -1)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        for norm_query, norm_key in [self.norms] if self.norms else []:
+            query, key = norm_query(query), norm_key(key)
+        attended: Tensor = attention(
+            query, key, value, causal=True, scale=self.scale, softcap=self.shape.softcap
+        )
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))
+        return out
+
+    @torch.no_grad()
+    def clip(self, largest: Tensor, limit: float) -> None:
+        """QK-clip: shrink the queries and keys of heads whose largest score passed the limit."""
+        factor = (limit / largest.clamp(min=limit)).sqrt().repeat_interleave(self.shape.d_k)
+        for projection in (self.query, self.key):
+            projection.weight *= factor[:, None]
+
+
+def _linear(width: int, to: int, weights: str) -> nn.Linear:
+    linear = nn.Linear(width, to, bias=False)
+    if weights != "linear":
+        nn.init.normal_(linear.weight, std=0.02 if weights == "small" else width**-0.5)
+    return linear
+
+
+class Block(nn.Module):
+    """Attention and an MLP, each around a residual."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.norm = shape.norm
+        self.attention = Attention(shape)
+        self.mlp = nn.Sequential(
+            nn.Linear(shape.width, 2 * shape.width),
+            nn.GELU(),
+            nn.Linear(2 * shape.width, shape.width),
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, length, width) → the same."""
+        for norm, part in zip(self.norms, (self.attention, self.mlp), strict=True):
+            if self.norm == "pre":
+                x = x + part(norm(x))
+            else:
+                x = x + part(x)
+                x = norm(x) if self.norm == "post" else x
+        return x
+
+
+class LanguageModel(nn.Module):
+    """Which word comes next: (batch, length) numbers of words → (batch, length, words) logits."""
+
+    def __init__(self, shape: Shape, words: int, length: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, shape.width)
+        self.positions = nn.Embedding(length, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.depth))
+        self.norm = nn.Identity() if shape.norm == "none" else nn.LayerNorm(shape.width)
+        self.out = nn.Linear(shape.width, words, bias=False)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Logits."""
+        x = self.words(text) + self.positions(torch.arange(text.shape[-1]))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.out(self.norm(x))
+        return logits
