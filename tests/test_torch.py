@@ -1,5 +1,7 @@
 """levelhead.torch.attention: the engine on tensors, with gradients, at any strides."""
 
+import doctest
+import importlib
 import subprocess
 import sys
 
@@ -427,6 +429,14 @@ def test_function_modes_see_the_call():
     assert [kwargs["window"] for kwargs in seen] == [3, None]
 
 
+@pytest.mark.parametrize(
+    "name", ["_attention", "nn._multihead", "nn._additive", "nn._cosine"], ids=str
+)
+def test_examples(name):
+    failed, tried = doctest.testmod(importlib.import_module(f"levelhead.torch.{name}"))
+    assert tried and not failed
+
+
 def test_torch_may_be_imported_before_or_after():
     script = """
 import sys
@@ -436,6 +446,7 @@ import levelhead.torch
 import torch
 x = torch.ones(1, 2, 3, requires_grad=True)
 levelhead.torch.attention(x, x, x).sum().backward()
+levelhead.torch.nn.CosineAttention()(x, x, x)
 assert x.grad.shape == (1, 2, 3)
 """
     subprocess.run([sys.executable, "-c", script], check=True)

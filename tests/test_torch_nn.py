@@ -350,6 +350,22 @@ def test_compile_in_one_graph():
     assert layer.q_norm.weight.grad.abs().sum() > 0
 
 
+def test_gradients_of_each_sample():
+    layer = MultiHeadAttention(24, 6, num_kv_heads=2, qk_norm=True, dtype=torch.float64)
+    x = normal(3, 5, 24)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return (
+            torch.func.functional_call(layer, parameters, (x,), {"causal": True})[0].square().sum()
+        )
+
+    each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(3):
+        want = torch.autograd.grad(loss(parameters, x[i]), list(parameters.values()))
+        torch.testing.assert_close([grad[i] for grad in each.values()], list(want))
+
+
 def test_repr_shows_the_options():
     text = repr(MultiHeadAttention(24, 6, num_kv_heads=2, scale="dk", qk_norm=True))
     assert "24, 6, num_kv_heads=2, scale=0.25, softcap=None, dropout=0.0" in text

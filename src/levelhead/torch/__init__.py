@@ -1,8 +1,9 @@
 """Levelhead for PyTorch: attention on tensors, modules, and watching models."""
 
+from . import nn
 from ._attention import attention, scaled_dot_product_attention
 from ._calls import Call
 from ._intercept import listen
 from ._watch import watch
 
-__all__ = ["Call", "attention", "listen", "scaled_dot_product_attention", "watch"]
+__all__ = ["Call", "attention", "listen", "nn", "scaled_dot_product_attention", "watch"]
