@@ -17,7 +17,6 @@ from ._tables import shown_tables
 
 MARKS = {"holds": "●", "holds partly": "◐", "does not hold": "○", NOT_RUN: "–"}
 PARTS = {
-    "said": "What is said",
     "done": "What was done",
     "found": "What came out",
     "limits": "Where it stops being true",
@@ -79,44 +78,50 @@ def _entry(one: Outcome) -> str:
 
 def _pill(verdict: str) -> str:
     mark = f'<span aria-hidden="true">{MARKS[verdict]}</span>'
-    return f'<span class="pill {verdict.replace(" ", "-")}">{mark} {verdict}</span>'
+    return f'<span class="pill {_kind(verdict)}">{mark} {verdict}</span>'
+
+
+def _kind(verdict: str) -> str:
+    return verdict.replace(" ", "-")
 
 
 def _section(one: Outcome) -> str:
     experiment = one.experiment
     verdict, why = one.verdict()
+    number = f'<span class="number">{experiment.claim}</span>'
     head = (
-        f'<section id="{experiment.name}" class="claim">\n<h2><span class="number">'
-        f"{experiment.claim}</span> {_rich(experiment.title)} {_pill(verdict)}</h2>"
+        f'<section id="{experiment.name}" class="claim">\n'
+        f"<h2><span>{number} {_rich(experiment.title)}</span>{_pill(verdict)}</h2>"
     )
     if not one.runs:
         said = f"<blockquote>{_rich(experiment.said)}</blockquote>"
         return f'{head}\n{said}\n<p class="why">Not run: {_rich(why)}</p>\n</section>'
     texts = one.texts()
-    parts = "\n".join(
-        f"<p><b>{label}.</b> {_rich(texts[part])}</p>"
-        for part, label in PARTS.items()
-        if part != "said"
-    )
-    clock = (
-        f"<p><b>What the clock said, this time.</b> {_rich(one.clock())}</p>" if one.clock() else ""
-    )
+    parts = [(label, texts[part]) for part, label in PARTS.items()]
+    if one.clock():
+        parts.insert(2, ("What the clock said, this time", one.clock()))
+    columns = "\n".join(f"<div><h3>{label}</h3><p>{_rich(text)}</p></div>" for label, text in parts)
     return f"""{head}
 <blockquote>{_rich(texts["said"])}</blockquote>
-<p class="why">{_rich(_sentence(why))}</p>
-<div class="pictures">{_frames(one)}</div>
-{parts}{clock}
+<p class="why {_kind(verdict)}">{_rich(_sentence(why))}</p>
+{_frames(one)}
+<div class="parts">
+{columns}
+</div>
 {_numbers(one)}
 {_code(one)}
 </section>"""
 
 
 def _frames(one: Outcome) -> str:
-    return "".join(
+    pictures = one.experiment.plot(one.runs)
+    small = " small" if len(pictures) > 3 else ""
+    frames = "".join(
         f"<figure><figcaption>{_rich(picture['layout']['title']['text'])}</figcaption>"
         f'<div class="plot" id="{one.experiment.name}-{i}"></div></figure>'
-        for i, picture in enumerate(one.experiment.plot(one.runs))
+        for i, picture in enumerate(pictures)
     )
+    return f'<div class="pictures{small}">{frames}</div>'
 
 
 def _numbers(one: Outcome) -> str:

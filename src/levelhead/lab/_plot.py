@@ -24,10 +24,22 @@ COLOURS = {"sqrt_dk": BLUE, "none": RED, "dk": GREEN, "sqrt_dmodel": PURPLE}
 NAMES = {"sqrt_dk": "1/√d_k", "none": "no scale", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model"}
 
 
-def band(name: str, x: Values, runs: NDArray[Any], colour: str, **options: Any) -> list[Spec]:
-    """A line through the means, with the range over the seeds (axis 0 of runs) as a band."""
+def band(
+    name: str,
+    x: Values,
+    runs: NDArray[Any],
+    colour: str,
+    *,
+    geometric: bool = False,
+    **options: Any,
+) -> list[Spec]:
+    """A line through the means, with the range over the seeds (axis 0 of runs) as a band.
+
+    geometric: the mean of the logarithms, for what spans many powers of ten
+    """
     x = _list(x)
-    low, high, mean = runs.min(axis=0), runs.max(axis=0), runs.mean(axis=0)
+    low, high = runs.min(axis=0), runs.max(axis=0)
+    mean = np.exp(np.log(runs).mean(axis=0)) if geometric else runs.mean(axis=0)
     edge = {"x": x, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
     group = {"legendgroup": name}
     return [
@@ -55,10 +67,14 @@ def guide(name: str, x: Values, y: Any, **options: Any) -> Spec:
     return {**base, "line": style, **options}
 
 
-def axis(title: str, *, log: bool = False, **options: Any) -> Spec:
-    """An axis with its title."""
-    scale = {"type": "log", "exponentformat": "power", "dtick": 1} if log else {}
-    return {"title": {"text": title}, **scale, **options}
+def axis(title: str, *, log: bool = False, ticks: Values = (), **options: Any) -> Spec:
+    """An axis with its title; with ticks, labels stand at these values and nowhere else."""
+    spec: Spec = {"title": {"text": title}}
+    if log:
+        spec |= {"type": "log", "exponentformat": "power"}
+    if len(ticks):
+        spec |= {"tickvals": _list(ticks), "ticktext": [f"{tick:g}" for tick in ticks]}
+    return spec | options
 
 
 def picture(title: str, data: Sequence[Spec], x: Spec, y: Spec, **layout: Any) -> Spec:

@@ -58,7 +58,7 @@ GROWTH = (1, 4, 16, 64)
 HIDDEN = (16, 64, 256, 1024)
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"keys": 64, "lengths": (32, 64, 128), "repeats": 3},
-    "quick": {"keys": 64, "lengths": (32, 64, 128, 256), "repeats": 3},
+    "quick": {"keys": 64, "lengths": (32, 64, 128, 256), "repeats": 2},
     "full": {"keys": 256, "lengths": (64, 128, 256, 512, 1024), "repeats": 3},
 }
 WHOLE = 512  # the longest for which the hidden layer of all pairs is made at once
@@ -277,11 +277,19 @@ def plot(runs: Runs) -> list[Spec]:
                 guide("additive, bound |v|₁", GROWTH, figures["bound"].mean()),
                 *band("scaled dot product", GROWTH, grown["dot_max"], BLUE),
             ],
-            axis("times as long", log=True),
+            axis("times as long", log=True, ticks=GROWTH),
             axis("|score|", log=True),
         ),
         picture(
-            "The scale hidden in v", widths, axis("hidden layer", log=True), axis("top weight")
+            "The scale hidden in v",
+            widths,
+            axis("hidden layer", log=True, ticks=HIDDEN),
+            axis("top weight"),
         ),
-        picture("Time", clock, axis("queries and keys", log=True), axis("milliseconds", log=True)),
+        picture(
+            "Time",
+            clock,
+            axis("queries and keys", log=True, ticks=lengths),
+            axis("milliseconds", log=True),
+        ),
     ]

@@ -129,7 +129,7 @@ def plot(runs: Runs) -> list[Spec]:
                 *band("weight placed alike", D_K, start["agreement"], BLUE),
                 *band("rows with the same first key", D_K, start["same_first"], ORANGE),
             ],
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("share", tickformat=".0%"),
         ),
         picture(
@@ -138,7 +138,7 @@ def plot(runs: Runs) -> list[Spec]:
                 *band("scaled dot product", GROWTH, grown["top_weight_dot"], BLUE),
                 *band("cosine", GROWTH, grown["top_weight_cosine"], ORANGE),
             ],
-            axis("times as long", tickvals=list(GROWTH)),
+            axis("times as long", ticks=GROWTH),
             axis("top weight"),
         ),
     ]

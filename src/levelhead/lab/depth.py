@@ -49,7 +49,7 @@ SECONDS = {"tiny": 0.6, "quick": 2.0, "full": 12.0}
 RULES = ("sqrt_dk", "none", "dk")
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"depth": 8, "heads": 1, "length": 16},
-    "quick": {"depth": 24, "heads": 2, "length": 32},
+    "quick": {"depth": 24, "heads": 1, "length": 32},
     "full": {"depth": 24, "heads": 4, "length": 96},
 }
 ONE_HOT, FLAT, RANGE = 0.3, 0.95, 100.0
@@ -144,13 +144,14 @@ def plot(runs: Runs) -> list[Spec]:
     for column, (title, unit) in columns.items():
         lines = []
         for architecture, dash in styles.items():
-            for rule in RULES:
+            for rule in RULES if dash == "solid" else RULES[:2]:
                 chosen = (layers["stack"][0] == architecture) & (layers["scale"][0] == rule)
                 values = layers[column][:, chosen]
                 if column == "W_q":
                     values = np.maximum(values, 1e-12)
                 name = f"{NAMES[rule]}, {'bare' if architecture == 'bare' else 'full block'}"
                 steps = layers["layer"][0][chosen]
-                lines += band(name, steps, values, COLOURS[rule], line={"dash": dash})
+                style: Spec = {"geometric": column == "W_q", "line": {"dash": dash}}
+                lines += band(name, steps, values, COLOURS[rule], **style)
         pictures.append(picture(title, lines, axis("layer"), axis(unit, log=column == "W_q")))
     return pictures

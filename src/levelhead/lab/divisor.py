@@ -121,13 +121,13 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Variance of the scores",
             variance,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("variance", log=True),
         ),
         picture(
             "Share of the keys that a row looks at",
             keys,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("effective keys / keys", tickformat=".0%"),
         ),
     ]

@@ -54,7 +54,7 @@ D_K = (4, 16, 64, 256, 1024, 4096)
 STACKS = ("residual", "post-norm", "pre-norm", "pre-norm and MLP")
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"depths": (1, 8), "heads": 1, "length": 16, "rows": 64},
-    "quick": {"depths": (1, 4, 24), "heads": 2, "length": 32, "rows": 128},
+    "quick": {"depths": (1, 4, 24), "heads": 1, "length": 32, "rows": 128},
     "full": {"depths": (1, 2, 4, 8, 16, 24), "heads": 4, "length": 96, "rows": 512},
 }
 FADED, GROWN, DEAD = 0.1, 10.0, 1e-6
@@ -180,14 +180,16 @@ def plot(runs: Runs) -> list[Spec]:
     lines = [
         guide("as scaled", D_K, 1.0),
         *band("queries, all rows", D_K, one["all_queries"], ORANGE),
-        *band("queries, median row", D_K, np.maximum(one["median_query"], 1e-9), BLUE),
+        *band(
+            "queries, median row", D_K, np.maximum(one["median_query"], 1e-9), BLUE, geometric=True
+        ),
         *band("values", D_K, one["values"], GREEN),
     ]
     pictures = [
         picture(
             "One layer: unscaled gradient over scaled",
             lines,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("times", log=True),
         )
     ]
@@ -200,14 +202,15 @@ def plot(runs: Runs) -> list[Spec]:
             for name, dash in (("W_q", "solid"), ("W_v", "dot")):
                 values = np.maximum(layers[name][:, chosen], 1e-12)
                 label = f"{name}, {NAMES[rule]}"
-                traces += band(label, steps, values, COLOURS[rule], line={"dash": dash})
+                style: Spec = {"geometric": True, "line": {"dash": dash}}
+                traces += band(label, steps, values, COLOURS[rule], **style)
         title = {"residual": "residuals without LayerNorm"}.get(architecture, architecture)
         pictures.append(
             picture(
                 f"Gradient by layer: {title}",
                 traces,
                 axis("layer"),
-                axis("norm", log=True, dtick=2),
+                axis("norm", log=True),
             )
         )
     return pictures

@@ -40,7 +40,7 @@ SECONDS = {"tiny": 0.3, "quick": 0.8, "full": 4.0}
 MODELS = {"512/8": (512, 8), "768/12": (768, 12), "4096/32": (4096, 32), "12288/96": (12288, 96)}
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 HEADS = (1, 2, 4, 8, 16, 32, 64)
-LENGTH = {"tiny": 192, "quick": 384, "full": 768}
+LENGTH = {"tiny": 192, "quick": 256, "full": 768}
 TOLERANCE = 0.05
 
 
@@ -140,13 +140,13 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Variance of the unscaled scores",
             separate,
-            axis("width that varies", log=True),
+            axis("width that varies", log=True, ticks=(16, 64, 256, 1024, 4096)),
             axis("variance", log=True),
         ),
         picture(
             "Standard deviation of the scaled scores",
             spread,
-            axis("heads of the model", log=True),
+            axis("heads of the model", log=True, ticks=(8, 12, 32, 96)),
             axis("standard deviation"),
         ),
     ]

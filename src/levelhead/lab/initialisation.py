@@ -260,9 +260,9 @@ def plot(runs: Runs) -> list[Spec]:
         for weights, words in zip(schemes["weights"][0], schemes["words"][0], strict=True)
     ]
     variance = schemes["score_variance"].mean(axis=0)
-    bars = {
-        **{"type": "bar", "orientation": "h", "y": names, "x": [float(v) for v in variance]},
-        **{"marker": {"color": BLUE}, "showlegend": False},
+    starts = {
+        **{"type": "scatter", "mode": "markers", "y": names, "x": [float(v) for v in variance]},
+        **{"marker": {"color": BLUE, "size": 10}, "showlegend": False},
         "hovertemplate": "%{y}: %{x:.3g}<extra></extra>",
     }
     one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
@@ -280,16 +280,16 @@ def plot(runs: Runs) -> list[Spec]:
                 **{"type": "scatter", "mode": "markers", "name": state, "text": label},
                 **{"x": predicted.round(4).tolist(), "y": std.round(4).tolist()},
                 "marker": {"color": colour, "size": 7, "opacity": 0.8},
-                "hovertemplate": "%{text}<br>if independent %{x:.2f}, measured %{y:.2f}",
+                "hovertemplate": "%{text}: %{y:.2f}, independent %{x:.2f}<extra></extra>",
             }
         )
-    ends = [0.05, 5.0]
+    ends = [0.1, 10.0]
     diagonal = {"type": "scatter", "mode": "lines", "x": ends, "y": ends, "name": "independent"}
     dots.append({**diagonal, "line": {"color": GREY, "dash": "dot"}, "hoverinfo": "skip"})
     return [
         picture(
             "Variance of the scaled scores at the start",
-            [bars],
+            [starts],
             axis("variance", log=True),
             {"autorange": "reversed"},
             shapes=[one | {"line": {"color": GREY, "dash": "dot"}}],
@@ -297,7 +297,7 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Heads of the demo model: spread of the scores",
             dots,
-            axis("if entries were independent", log=True),
-            axis("measured", log=True),
+            axis("if entries were independent", log=True, ticks=(0.1, 1, 10)),
+            axis("measured", log=True, ticks=(0.1, 1, 10)),
         ),
     ]

@@ -168,7 +168,7 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Share of a gradient that passes the softmax",
             lines,
-            axis("standard deviation of the scores", log=True),
+            axis("standard deviation of the scores", log=True, ticks=(0.0625, 0.25, 1, 4, 16, 64)),
             axis("|dL/dS| / |dL/dP|", log=True, range=[-6, 0]),
         ),
         picture(

@@ -203,13 +203,13 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Rows lost by softmax as the formula stands",
             lost,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("share of rows", tickformat=".0%"),
         ),
         picture(
             "Weight moved by storing the scores in 16 bits",
             moved,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("share of the weight", log=True),
         ),
     ]

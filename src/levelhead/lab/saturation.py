@@ -161,7 +161,9 @@ def plot(runs: Runs) -> list[Spec]:
         for keys, colour in zip(OTHERS, PALETTE, strict=False)
     ]
     return [
-        picture("Largest weight of a row", lines, axis("d_k", log=True), axis("top weight")),
+        picture(
+            "Largest weight of a row", lines, axis("d_k", log=True, ticks=D_K), axis("top weight")
+        ),
         picture(
             "One score leads all others by a gap", leads, axis("gap"), axis("weight of the leader")
         ),

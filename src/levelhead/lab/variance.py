@@ -143,7 +143,7 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Variance of q·k",
             lines,
-            axis("d_k", log=True),
+            axis("d_k", log=True, ticks=D_K),
             axis("variance", log=True),
         )
     ]
