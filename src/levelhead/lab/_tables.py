@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from numpy.typing import NDArray
@@ -17,28 +18,16 @@ Table = tuple[str, list[str], list[list[str]]]
 def shown_tables(one: Outcome) -> list[Table]:
     """Name, header and rows of each table that the experiment wants shown."""
     figures = stack(one.runs)
-    names = one.experiment.show or [name for name, value in figures.items() if _is_table(value)][:1]
+    tables = [name for name, value in figures.items() if isinstance(value, dict)]
+    names = one.experiment.show or tables[:1]
     return [(_words(name), [*map(_words, figures[name])], _rows(figures[name])) for name in names]
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _words(name: str) -> str:
-    """A column's name in words: score_std is score std, but W_q stays."""
+    """A column's name in words: top_weight is top weight, but W_q and d_k stay."""
     for rule, words in NAMES.items():
-        name = name.replace(f"_{rule}", f" {words}")
-    return name if len(name) < 4 or name == "d_model" else _unscore(name)
-
-
-def _unscore(name: str) -> str:
-    parts = name.split("_")
-    kept = [parts[0]]
-    for part in parts[1:]:
-        joins = len(part) == 1 and kept[-1][-1:] in "dW" and len(kept[-1].split()[-1]) == 1
-        kept.append(f"{kept.pop()}_{part}" if joins else part)
-    return " ".join(kept)
+        name = name.removesuffix(f"_{rule}") + (f" {words}" if name.endswith(f"_{rule}") else "")
+    return re.sub(r"(?<![^\W_])([dW])_|_", lambda found: f"{found[1]}_" if found[1] else " ", name)
 
 
 def _rows(table: dict[str, NDArray[Any]]) -> list[list[str]]:
