@@ -19,6 +19,8 @@ from rich.console import Console
 
 from . import __version__
 from .checkup import TargetError, examine, load
+from .lab import LabError, progress_bar
+from .lab import run as run_lab
 from .report import (
     FAILABLE,
     OutputError,
@@ -128,6 +130,29 @@ def report(
         _say(f"wrote {page}")
 
 
+@app.command()
+def lab(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="For the page and all numbers.")] = Path(
+        "lab"
+    ),
+    again: Annotated[bool, typer.Option("--again", help="Measure what is finished anew.")] = False,
+    debug: Debug = False,
+) -> None:
+    """What people say about the √d_k, measured: which claims hold, and where."""
+    with plain_errors(debug):
+        with progress_bar() as tell:
+            done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)
+        for result in done.results:
+            print(f"{result['claim']:>2}  {result['experiment']:<16} {result['verdict']}")
+        for name, why in done.not_run.items():
+            _say(f"{name} was not run: {why}")
+        _say(f"wrote {done.page}")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
     """The benchmark against the peers that are installed; from a checkout. Takes its options."""
@@ -151,7 +176,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _say("interrupted")
         raise typer.Exit(130) from None
-    except (TargetError, OutputError, StoreError) as error:
+    except (TargetError, OutputError, StoreError, LabError) as error:
         if debug:
             traceback.print_exc()
         _say(str(error))

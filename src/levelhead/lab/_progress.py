@@ -18,6 +18,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
     ...     lab.run(quick=True, out="lab", progress=progress)
     """
     from rich import progress as rich  # noqa: PLC0415 - the lab itself needs no terminal
+    from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     seen: list[tuple[Progress, float]] = []
@@ -36,7 +37,7 @@ def progress_bar() -> Iterator[Callable[[Progress], None]]:
         rich.MofNCompleteColumn(),
         TimeLeft(),
     )
-    with rich.Progress(*columns, transient=True) as bar:
+    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("lab", total=None)
 
         def tell(progress: Progress) -> None:
