@@ -109,7 +109,8 @@ def verdict(runs: Runs) -> tuple[str, str]:
     wrong = models["std_sqrt_dmodel"].mean(axis=0) * np.sqrt(models["heads"][0])
     head = figures["fixed_head"]["variance"].mean(axis=0) / 64
     split = model["variance"].mean(axis=0) / model["d_k"][0]
-    parts = [bool((np.abs(x - 1) <= TOLERANCE).all()) for x in (right, wrong, head, split)]
+    deviations = (right, wrong, np.sqrt(head), np.sqrt(split))
+    parts = [bool((np.abs(x - 1) <= TOLERANCE).all()) for x in deviations]
     why = (
         f"with 1/√d_k the standard deviation is {right.min():.3f} to {right.max():.3f} in "
         f"{len(right)} models, with 1/√d it is {wrong.min():.3f} to {wrong.max():.3f} of 1/√heads; "
