@@ -64,7 +64,9 @@ def about(
 def checkup(
     target: Annotated[
         str | None,
-        typer.Argument(help="module:function or a model folder; the demo model by default."),
+        typer.Argument(
+            metavar="[TARGET]", help="module:function or a model folder; the demo model by default."
+        ),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Texts to read, one a line.")

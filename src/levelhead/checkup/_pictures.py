@@ -54,7 +54,7 @@ class Album:
         if not 0 < queries * keys <= MOST_PAIRS:
             return
         for entry in range(batch):
-            place = self._place(given, entry)
+            place = self._place(given, entry, many=batch > 1)
             if place is None:
                 return
             drawn = [_draw(call, entry, head, factors) for head in range(heads)]
@@ -67,11 +67,10 @@ class Album:
                 None if plain else np.stack([weights for _, _, weights in drawn]),
             )
 
-    def _place(self, given: Input, entry: int) -> int | None:
+    def _place(self, given: Input, entry: int, many: bool) -> int | None:
         key = (id(given), entry)
         if key not in self._places and len(self._labels) < MOST_INPUTS:
             self._places[key] = len(self._labels)
-            many = len(given.tokens) > 1 or entry > 0
             label = f"{given.label}, entry {entry + 1}" if many else given.label
             tokens = given.tokens[entry] if entry < len(given.tokens) else ()
             self._labels.append((label, tokens))

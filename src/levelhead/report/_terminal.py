@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -47,7 +48,7 @@ def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
     widest = max(len(layer["heads"]) for layer in result["layers"])
     cell = 3 if widest <= 16 else 1
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("  layer", no_wrap=True, max_width=34)
+    table.add_column("  layer", no_wrap=True, max_width=44)
     table.add_column("heads", no_wrap=True, min_width=cell * widest)
     table.add_column("worst head", ratio=1)
     for layer in result["layers"]:
@@ -80,8 +81,10 @@ def _worst(heads: list[tuple[str, Head]]) -> Iterator[RenderableType]:
     ill = [entry for entry in heads if needs_attention(entry[1])]
     if ill:
         yield Text("Worst first", style="bold")
-    for name, head in ill[:MOST_HEADS_IN_WORDS]:
-        yield _in_words(f"{name}, head {head['head']}", head)
+    for hint, alike in groupby(ill[:MOST_HEADS_IN_WORDS], lambda entry: entry[1]["hint"]):
+        for name, head in alike:
+            yield _in_words(f"{name}, head {head['head']}", head)
+        yield _hint(hint)  # once for all heads that it is for
     if len(ill) > MOST_HEADS_IN_WORDS:
         more = len(ill) - MOST_HEADS_IN_WORDS
         yield Text(f"  and {more} more; --html and --json show them all", style="dim")
@@ -91,10 +94,11 @@ def _worst(heads: list[tuple[str, Head]]) -> Iterator[RenderableType]:
         yield ""
         yield Text("Worth knowing", style="bold")
     for verdict in noted:
-        alike = [entry for entry in benign if entry[1]["verdict"] == verdict]
-        name, head = alike[0]
-        which = f"{plural(len(alike), 'head')}, most of all {name}, head {head['head']}"
+        kind = [entry for entry in benign if entry[1]["verdict"] == verdict]
+        name, head = kind[0]
+        which = f"{plural(len(kind), 'head')}, most of all {name}, head {head['head']}"
         yield _in_words(which, head)
+        yield _hint(head["hint"])
     yield ""
 
 
@@ -102,11 +106,15 @@ def _in_words(which: str, head: Head) -> RenderableType:
     text = Text.assemble(
         f"{which}: ",
         (judged(head), "bold"),
-        f"; {head['reason']}.\n→ {head['hint']}",
+        f"; {head['reason']}.",
     )
     table = Table.grid(padding=(0, 1))
     table.add_row(_mark(head["verdict"]), text)
     return Padding(table, (0, 0, 0, 2))
+
+
+def _hint(hint: str) -> RenderableType:
+    return Padding(Text(f"→ {hint}"), (0, 0, 0, 6))
 
 
 def _scales(result: Result) -> RenderableType:

@@ -100,7 +100,7 @@
       const heat = ["heat-0", "heat-1", "heat-2", "heat-3"].map(colour);
       const size = Math.max(...scores.map((score) => Math.abs(score ?? 0)), 1e-9);
       const shades = state.view === "weights"
-        ? { zmin: 0, zmax: 1, colorscale: heat.map((shade, i) => [[0, 0.15, 0.5, 1][i], shade]) }
+        ? { zmin: 0, zmax: 1, colorscale: heat.map((shade, i) => [[0, 0.08, 0.35, 1][i], shade]) }
         : { zmin: -size, zmax: size, colorscale: [[0, colour("cool")], [0.5, heat[0]], [1, colour("warm")]] };
       return {
         label: `Attention ${state.view} of ${layers[state.layer].short}, head ${state.head}, on: ${label}`,
@@ -110,6 +110,7 @@
         }],
         layout: {
           height: Math.max(150, cell * queries.length + 90),
+          margin: { l: 8, r: width > 420 ? 8 : 32, t: 8, b: 8 }, // room for the last, leaning label
           xaxis: { side: "top", tickangle: -55, fixedrange: true, ...ticks(keys) },
           yaxis: { autorange: "reversed", fixedrange: true, ...ticks(queries) },
         },

@@ -71,7 +71,7 @@ const HeadMap = (() => {
       el("div", { role: "row" }, el("span", { class: "corner" }, "head"),
         Array.from({ length: most }, (_, head) => el("span", { role: "columnheader" }, String(head)))),
       ...rows.map((row, layer) => el("div", { role: "row" },
-        el("span", { role: "rowheader", title: row.name }, row.name), cells[layer])));
+        el("span", { role: "rowheader" }, row.name.split(/(?<=\.)/).flatMap((part) => [part, el("wbr")])), cells[layer])));
     grid.scrollLeft = scrolled;
     if (focused) cells[focused.layer]?.[focused.head]?.focus();
   }
