@@ -139,8 +139,9 @@ def find(names: Iterable[str] | None = None) -> list[Experiment]:
     return [one for one in every.values() if one.name in chosen]
 
 
-# These look at figures; a change of theirs leaves what was measured as it is.
+# These look at figures or describe; a change of theirs leaves what was measured as it is.
 _READERS = {"numbers", "verdict", "plot"}
+_DESCRIBING = {"CLAIM", "NEEDS", "SECONDS", "SEEDS", "SHOW"}
 _FRAMEWORK = {"_experiment", "_figures", "_plot"}
 
 
@@ -168,5 +169,7 @@ def fingerprint(experiment: Experiment) -> str:
 def _is_presentation(node: ast.stmt) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name in _READERS
-    value = node.value if isinstance(node, ast.Assign | ast.Expr) else None
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        name, value = node.targets[0].id, node.value
+        return name in _DESCRIBING or (isinstance(value, ast.Constant) and type(value.value) is str)
+    return isinstance(node, ast.Expr)  # a docstring

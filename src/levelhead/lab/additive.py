@@ -51,7 +51,7 @@ and W_k.
 """
 SHOW = ("grown", "hidden", "memory_mib")
 SEEDS = {"full": 5}
-SECONDS = {"tiny": 0.3, "quick": 1.5, "full": 30.0}
+SECONDS = {"tiny": 0.4, "quick": 1.0, "full": 15.0}
 
 WIDTH = 64
 GROWTH = (1, 4, 16, 64)

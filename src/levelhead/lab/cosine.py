@@ -39,7 +39,7 @@ sharper than the temperature allows, so models that use it learn the temperature
 QK-norm).
 """
 SHOW = ("at_start", "grown")
-SECONDS = {"tiny": 0.1, "quick": 0.4, "full": 2.0}
+SECONDS = {"tiny": 0.05, "quick": 0.15, "full": 0.8}
 
 D_K = (4, 16, 64, 256, 1024)
 GROWTH = (1, 2, 4, 8)

@@ -44,7 +44,7 @@ attention ends one-hot (entropy {residual_entropy:.2f}).
 """
 NEEDS = ("torch",)
 SHOW = ("last_layer",)
-SECONDS = {"tiny": 0.6, "quick": 2.0, "full": 12.0}
+SECONDS = {"tiny": 0.2, "quick": 0.6, "full": 4.5}
 
 RULES = ("sqrt_dk", "none", "dk")
 SIZES: dict[str, dict[str, Any]] = {

@@ -35,7 +35,7 @@ looks for grows as d_k, not as √d_k: with a correlation of 0.5 it is {aligned_
 alike has a reason for 1/d_k, with larger weights to begin with.
 """
 SHOW = ("scales", "aligned")
-SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 2.0}
+SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 1.5}
 
 D_K = (1, 2, 8, 64, 512)
 SIZES = {"tiny": (4, 256), "quick": (8, 512), "full": (16, 1024)}  # heads, length

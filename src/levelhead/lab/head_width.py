@@ -35,7 +35,7 @@ can win it back by growing W_q or W_k; claim 9 measures what that costs. With a 
 rules are one.
 """
 SHOW = ("models",)
-SECONDS = {"tiny": 0.3, "quick": 0.8, "full": 4.0}
+SECONDS = {"tiny": 0.4, "quick": 0.5, "full": 1.0}
 
 MODELS = {"512/8": (512, 8), "768/12": (768, 12), "4096/32": (4096, 32), "12288/96": (12288, 96)}
 WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -53,7 +53,7 @@ its own scale.
 NEEDS = ("demo",)
 SHOW = ("schemes",)
 SEEDS = {"full": 5}
-SECONDS = {"tiny": 1.0, "quick": 1.5, "full": 4.0}
+SECONDS = {"tiny": 0.6, "quick": 0.8, "full": 2.5}
 
 D_MODEL, HEADS = 512, 8
 D_K = D_MODEL // HEADS

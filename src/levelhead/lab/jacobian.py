@@ -39,7 +39,7 @@ scale can also be too small. And saturation does not close the door evenly: all 
 nearly all of it.
 """
 SHOW = ("two_keys", "rows")
-SECONDS = {"tiny": 0.2, "quick": 0.4, "full": 2.0}
+SECONDS = {"tiny": 0.4, "quick": 0.6, "full": 2.5}
 
 GAPS = (0.0, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0)
 STDS = (0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -42,7 +42,7 @@ And small weights are lost: {lost_none:.0%} of the unscaled ones are exactly 0 i
 {engine:.0%} of its rows were not finite.
 """
 SHOW = ("naive", "grown")
-SECONDS = {"tiny": 0.2, "quick": 0.5, "full": 3.0}
+SECONDS = {"tiny": 0.1, "quick": 0.6, "full": 1.5}
 
 D_K = (16, 64, 256, 1024, 4096)
 GROWTH = (1, 4, 16, 64)

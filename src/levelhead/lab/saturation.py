@@ -38,7 +38,7 @@ gives {gap_2:.2f} against one other key, {gap_10:.2f} among 10, {gap_100:.2f} am
 {gap_1000:.2f} among 1000. Long rows need a larger lead, by ln n, to look at anything at all.
 """
 SHOW = ("softmax", "gaps")
-SECONDS = {"tiny": 0.2, "quick": 0.6, "full": 4.0}
+SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 2.0}
 
 D_K = (1, 4, 16, 64, 256, 1024)
 SIZES = {"tiny": (2, (16, 256)), "quick": (4, (16, 256, 1024)), "full": (8, (16, 256, 4096))}
