@@ -77,6 +77,14 @@ inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, 
   }
 }
 
+// The maximum of n keys' scores.
+template <int Vectors, class T>
+inline void look_at_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
+  for (Index j = 0; j < n; ++j)
+    LH_UNROLL for (int v = 0; v < Vectors; ++v, scores += kLanes<T>)
+      seen.max[v] = max(seen.max[v], load(scores));
+}
+
 // output[row][columns] += weights[key][row] * values[key][columns], Vectors vectors at a time.
 template <int Rows, int Vectors, class T>
 inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> values,
@@ -120,6 +128,7 @@ class Decode {
         key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
         // Rows of one head may lie in several groups of rows; each leaves its own record.
         records(p, groups) {
+    if (p.health) records.allocate();
     const std::size_t parts = static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups);
     if (posix_memalign(reinterpret_cast<void**>(&parts_), 64, parts * part_bytes() + 64))
       throw std::bad_alloc();
@@ -259,14 +268,8 @@ class Decode {
     });
     Seen<Vectors, T> seen;
     const Index da = tile.dressed_first, db = tile.dressed_last;
-    auto look = [&](Index from, Index to) {
-      for (Index j = from; j < to; ++j)
-        for (int v = 0; v < Vectors; ++v) {
-          seen.max[v] = max(seen.max[v], load(tile.scores + j * width + v * W));
-        }
-    };
-    look(0, da);
-    look(db, tile.n);
+    look_at_scores<Vectors>(tile.scores, da, seen);
+    look_at_scores<Vectors>(tile.scores + db * width, tile.n - db, seen);
     dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
     alignas(64) T rescale[width];
     softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale);

@@ -31,8 +31,9 @@ class Prefill {
     const Index groups = p.batch * p.kv_heads;
     // Small enough that every thread gets several chunks, large enough to share a block's staging.
     Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
-    whole_heads = chunk >= cut.panels;  // then their sums are merged by the task that made them
+    whole_heads = chunk >= cut.panels;  // then the task that makes their sums merges them on the way
     if (whole_heads) chunk = chunk / cut.panels * cut.panels;
+    if (p.health && !whole_heads) records.allocate();
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
       const Index group = task / chunks;
@@ -127,11 +128,7 @@ class Prefill {
         });
       }
     }
-    for (Index i = 0; i < n; ++i) {
-      finish(works[i], rows);
-      if (p.health && whole_heads && works[i].index + 1 == cut.panels)
-        records.merge(batch, works[i].panel.head[0]);
-    }
+    for (Index i = 0; i < n; ++i) finish(works[i], rows);
   }
 
   // The tile becomes weights, relative to the rows' maximum so far.
@@ -183,21 +180,26 @@ class Prefill {
   void finish(Work& w, T* scratch) {
     constexpr int W = kLanes<T>;
     const Index head = w.panel.head[0], query = w.panel.query[0];
-    alignas(64) T inverse[kMaxLanes<T>], lse[kMaxLanes<T>];
-    for (int at = 0; at < w.panel.width; at += W) {
-      const Vec<T> sum = load(w.state.sum + at);
-      store(inverse + at, inverse_sum<T>(sum));
-      store(lse + at, row_lse<T>(load(w.state.max + at), sum));
-    }
+    alignas(64) T inverse[kMaxLanes<T>];
+    for (int at = 0; at < w.panel.width; at += W)
+      store(inverse + at, inverse_sum<T>(load(w.state.sum + at)));
     RowsIn out(p.output, w.panel.batch, head);
     out.data = out.row(query);
     unpack_lanes(w.output, w.panel.width, inverse, w.panel.n, p.value_dim, out, scratch);
     if (p.lse) {
+      alignas(64) T lse[kMaxLanes<T>];
+      for (int at = 0; at < w.panel.width; at += W)
+        store(lse + at, row_lse<T>(load(w.state.max + at), load(w.state.sum + at)));
       T* to = static_cast<T*>(p.lse) + (w.panel.batch * p.heads + head) * p.queries + query;
       std::copy(lse, lse + w.panel.n, to);
     }
-    if (p.health)
-      summarise(p, w.panel, w.state, 0, w.panel.n, records.record(w.panel.batch, head, w.index));
+    if (!p.health) return;
+    double* sums = p.health + (w.panel.batch * p.heads + head) * kHealthSums;
+    double next[kHealthSums];
+    double* to = !whole_heads ? records.record(w.panel.batch, head, w.index)
+                 : w.index == 0 ? sums : next;
+    summarise(p, w.panel, w.state, 0, w.panel.n, to);
+    if (to == next) merge_sums(sums, next);
   }
 };
 

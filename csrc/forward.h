@@ -49,9 +49,11 @@ inline bool all_finite(RowBlock<T> rows, Index from, Index to, Index columns) {
 // statistics do not depend on which thread came first either.
 class HealthRecords {
  public:
-  HealthRecords(const Problem& p, Index per_head) : p_(p), per_head_(per_head) {
-    if (!p.health) return;
-    const std::size_t n = static_cast<std::size_t>(p.batch * p.heads * per_head * kHealthSums);
+  HealthRecords(const Problem& p, Index per_head) : p_(p), per_head_(per_head) {}
+
+  // Before any record is used.
+  void allocate() {
+    const std::size_t n = static_cast<std::size_t>(p_.batch * p_.heads * per_head_ * kHealthSums);
     records_ = static_cast<double*>(std::malloc(n * sizeof(double) + 1));
     if (!records_) throw std::bad_alloc();
   }

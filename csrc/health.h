@@ -16,7 +16,7 @@ struct RowState {
 
   T tail[N], tail_d[N], tail_2[N], tail_3[N];  // Σe, Σe·d, Σe², Σe³ without one argmax; d = s - max
   T distance[N];                               // Σe·|i - j|
-  T first[N];                                  // the score of key 0
+  T first[N];                                  // e of key 0
   T count[N], mean[N], m2[N];                  // raw scores of visible pairs
   T least[N], most[N], large[N];
 
@@ -25,9 +25,8 @@ struct RowState {
       store(max + at, splat(-kInf<T>));
       store(sum + at, Vec<T>{});
       if (!measured) continue;
-      for (T* zeros : {tail, tail_d, tail_2, tail_3, distance, count, mean, m2, large})
+      for (T* zeros : {tail, tail_d, tail_2, tail_3, distance, first, count, mean, m2, large})
         store(zeros + at, Vec<T>{});
-      store(first + at, splat(-kInf<T>));
       store(most + at, splat(-kInf<T>));
       store(least + at, splat(kInf<T>));
     }
@@ -41,87 +40,38 @@ struct RowState {
   }
 };
 
-// Σ(s - mean)² of a tile's raw scores, lane by lane; -inf is a hidden one, left out.
-template <int Vectors, class T>
-inline void squared_deviations(const T* scores, Index n, const Vec<T>* mean, Vec<T>* m2) {
-  for (int v = 0; v < Vectors; ++v) m2[v] = Vec<T>{};
-  for (Index j = 0; j < n; ++j)
-    for (int v = 0; v < Vectors; ++v, scores += kLanes<T>) {
-      const Vec<T> x = load(scores);
-      const Vec<T> c = select<T>(x == -kInf<T>, Vec<T>{}, x - mean[v]);
-      m2[v] = fma(c, c, m2[v]);
-    }
-}
-
-// Minimum, mean and Σ(s - mean)² of a tile whose scores are all visible, in one pass: deviations are
-// taken from the middle of three of the scores, which lies near the mean even if one of them is an
-// outlier, so that correcting to the mean costs a digit at most.
-template <int Vectors, class T>
-inline void measure_scores(const T* scores, Index n, Vec<T>* least, Vec<T>* mean, Vec<T>* m2) {
-  constexpr int W = kLanes<T>;
-  constexpr Index width = Vectors * W;
-  Vec<T> pivot[Vectors], low[Vectors], sum[Vectors] = {}, squares[Vectors] = {};
-  for (int v = 0; v < Vectors; ++v) {
-    const Vec<T> a = load(scores + n / 4 * width + v * W), b = load(scores + n / 2 * width + v * W);
-    const Vec<T> c = load(scores + 3 * n / 4 * width + v * W);
-    pivot[v] = max(min(a, b), min(max(a, b), c));
-    low[v] = splat(kInf<T>);
-  }
-  for (Index j = 0; j < n; ++j)
-    for (int v = 0; v < Vectors; ++v) {
-      const Vec<T> c = load(scores + j * width + v * W) - pivot[v];
-      low[v] = min(low[v], c);
-      sum[v] += c;
-      squares[v] = fma(c, c, squares[v]);
-    }
-  const T per_key = T{1} / static_cast<T>(n);
-  for (int v = 0; v < Vectors; ++v) {
-    const Vec<T> shift = sum[v] * per_key;
-    least[v] = low[v] + pivot[v];
-    mean[v] = pivot[v] + shift;
-    m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
-  }
-}
-
 // Σe², Σe³ and Σe·|i - j| of a tile's weights, lane by lane.
 template <int Vectors, class T>
 struct WeightSums {
-  Vec<T> squares[Vectors] = {}, cubes[Vectors] = {}, distance[Vectors] = {};
+  Vec<T> squares[Vectors], cubes[Vectors], distance[Vectors];
 
-  WeightSums(const ScoreTile<T>& tile, const Panel<T>& panel) {
-    // The queries' positions span some keys of the tile; the keys before and after those have one
-    // sign of i - j in every lane.
-    const Index from = std::clamp<Index>(panel.first_position - tile.first, 0, tile.n);
-    const Index to = std::clamp<Index>(panel.last_position - tile.first, from, tile.n);
-    add<true>(tile, panel, 0, from);
-    add<false>(tile, panel, from, to);
-    for (Vec<T>& d : distance) d = -d;
-    add<true>(tile, panel, to, tile.n);
-    for (Vec<T>& d : distance) d = -d;
-  }
-
- private:
-  template <bool OneSided>
-  LH_INLINE void add(const ScoreTile<T>& tile, const Panel<T>& panel, Index from, Index to) {
-    constexpr int W = kLanes<T>;
-    if (from == to) return;
-    Vec<T> s2[Vectors], s3[Vectors], sd[Vectors], away[Vectors];
-    for (int v = 0; v < Vectors; ++v) {
-      s2[v] = squares[v];
-      s3[v] = cubes[v];
-      sd[v] = distance[v];
-      away[v] = load(panel.position + v * W) - static_cast<T>(tile.first + from);
+  LH_INLINE WeightSums(const ScoreTile<T>& tile, const Panel<T>& panel) {
+    constexpr int W = kLanes<T>, Keys = kKeysAtOnce<Vectors>, N = Keys * Vectors;
+    Vec<T> s2[N], s3[N], sd[N], away[N];  // key k, vector v: at k * Vectors + v
+    LH_UNROLL for (int i = 0; i < N; ++i) {
+      s2[i] = s3[i] = sd[i] = Vec<T>{};
+      away[i] = load(panel.position + i % Vectors * W) - static_cast<T>(tile.first + i / Vectors);
     }
-    const T* weights = tile.scores + from * Vectors * W;
-    for (Index j = from; j < to; ++j)
-      for (int v = 0; v < Vectors; ++v, weights += W) {
-        const Vec<T> e = load(weights), ee = e * e;
-        s2[v] += ee;
-        s3[v] = fma(ee, e, s3[v]);
-        sd[v] = fma(e, OneSided ? away[v] : max(away[v], -away[v]), sd[v]);
-        away[v] -= T{1};
+    const T* weights = tile.scores;
+    auto add = [&](int i) LH_INLINE_LAMBDA {
+      const Vec<T> e = load(weights + i * W), ee = e * e;
+      s2[i] += ee;
+      s3[i] = fma(ee, e, s3[i]);
+      sd[i] = fma(e, abs<T>(away[i]), sd[i]);
+      away[i] -= T{Keys};
+    };
+    Index j = 0;
+    for (; j + Keys <= tile.n; j += Keys, weights += N * W)
+      LH_UNROLL for (int i = 0; i < N; ++i) add(i);
+    LH_UNROLL for (int k = 0; k + 1 < Keys; ++k)
+      if (j + k < tile.n)
+        LH_UNROLL for (int v = 0; v < Vectors; ++v) add(k * Vectors + v);
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+      LH_UNROLL for (int i = v + Vectors; i < N; i += Vectors) {
+        s2[v] += s2[i];
+        s3[v] += s3[i];
+        sd[v] += sd[i];
       }
-    for (int v = 0; v < Vectors; ++v) {
       squares[v] = s2[v];
       cubes[v] = s3[v];
       distance[v] = sd[v];
@@ -238,7 +188,7 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
     store(a.tail_3 + at, wa * wa * wa * (load(a.tail_3 + at) + join_a) +
                              wb * wb * wb * (load(b.tail_3 + at) + join_b));
     store(a.distance + at, wa * load(a.distance + at) + wb * load(b.distance + at));
-    store(a.first + at, max(load(a.first + at), load(b.first + at)));
+    store(a.first + at, wa * load(a.first + at) + wb * load(b.first + at));
     store(a.least + at, min(load(a.least + at), load(b.least + at)));
     store(a.most + at, max(load(a.most + at), load(b.most + at)));
     store(a.large + at, load(a.large + at) + load(b.large + at));
@@ -255,34 +205,25 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
     if constexpr (Measured) measure_dressed(p, panel, tile, state);
     return dress_scores(p, panel, tile, seen.max);
   }
+  if (tile.hides) hide_scores<Vectors, Measured>(tile, seen);
   if constexpr (Measured) {
-    Vec<T> mean[Vectors], m2[Vectors];
-    if (tile.hides) {
-      hide_scores<Vectors, true>(tile, seen);
-      for (int v = 0; v < Vectors; ++v) mean[v] = seen.sum[v] / max(seen.count[v], splat(T{1}));
-      squared_deviations<Vectors, T>(tile.scores, tile.n, mean, m2);
-    } else {
-      for (int v = 0; v < Vectors; ++v) seen.count[v] = splat(static_cast<T>(tile.n));
-      measure_scores<Vectors, T>(tile.scores, tile.n, seen.min, mean, m2);
-    }
+    if (!tile.hides) measure_scores<Vectors>(tile.scores, tile.n, seen);
     const T limit = static_cast<T>(kLargeScore * kLog2e);
-    for (int v = 0; v < Vectors; ++v) {
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
       const int at = v * W;
       store(state.least + at, min(load(state.least + at), seen.min[v]));
       store(state.most + at, max(load(state.most + at), seen.max[v]));
-      join_scores<T>(state, at, seen.count[v], mean[v], m2[v]);
+      join_scores<T>(state, at, seen.count[v], seen.mean[v], seen.m2[v]);
       if (any((seen.min[v] < -limit) | (seen.max[v] > limit)))
         store(state.large + at,
               load(state.large + at) + count_large<T>(tile.scores + at, panel.width, tile.n));
     }
-  } else if (tile.hides) {
-    hide_scores<Vectors, false>(tile, seen);
   }
 }
 
 // One step of the online softmax: the tile's scores become weights relative to the new maximum,
 // and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
-// multiplied by. True if any of it is not 1.
+// multiplied by. True if anything accumulated changes by it.
 template <int Vectors, bool Measured, class T>
 inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
                          const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale) {
@@ -295,14 +236,11 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
     const Vec<T> top = max(before[v], seen.max[v]);
     shift[v] = finite_shift<T>(top);
     scale[v] = exp2<T>(before[v] - shift[v]);
-    moved |= scale[v] != T{1};
+    moved |= (scale[v] != T{1}) & (before[v] > -kInf<T>);
     store(state.max + v * W, top);
     store(rescale + v * W, scale[v]);
-    sum[v] = sum_d[v] = Vec<T>{};
   }
   const Vec<T> one = splat(T{1}), zero = {};
-  if (Measured && tile.first == 0)
-    for (int v = 0; v < Vectors; ++v) store(state.first + v * W, load(tile.scores + v * W));
   exponentiate<Vectors, Measured>(tile.scores, tile.n, shift, sum, sum_d);
   if constexpr (Measured) {
     const WeightSums<Vectors, T> s(tile, panel);
@@ -322,6 +260,7 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
       const Vec<T> join = select<T>(displaced, one, zero);
       const Vec<T> delta = select<T>(displaced, before[v] - shift[v], zero);
       const Vec<T> w = scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
+      store(state.first + v * W, tile.first == 0 ? load(column) : w * load(state.first + v * W));
       store(state.tail + v * W, fma(w, t, e));
       store(state.tail_d + v * W, fma(w, fma(delta, t, load(state.tail_d + v * W)), sum_d[v]));
       store(state.tail_2 + v * W, fma(w2, load(state.tail_2 + v * W) + join, e2));

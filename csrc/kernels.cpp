@@ -31,15 +31,24 @@ void backward(const Problem& p) {
   p.query.dtype == Dtype::f64 ? run_backward<double>(p) : run_backward<float>(p);
 }
 
-template <class T>
-void exp2_array(const T* x, T* y, Index n) {
+template <class T, class F>
+void apply(F f, const T* x, T* y, Index n) {
   for (Index i = 0; i < n; i += kLanes<T>) {
     T lane[kLanes<T>] = {};
     const Index count = std::min<Index>(kLanes<T>, n - i);
     std::copy_n(x + i, count, lane);
-    store(lane, exp2<T>(load(lane)));
+    store(lane, f(load(lane)));
     std::copy_n(lane, count, y + i);
   }
+}
+
+template <class T>
+void exp2_array(const T* x, T* y, Index n) {
+  apply([](Vec<T> v) { return exp2<T>(v); }, x, y, n);
+}
+template <class T>
+void log1p_array(const T* x, T* y, Index n) {
+  apply([](Vec<T> v) { return log1p<T>(v); }, x, y, n);
 }
 
 #define LH_TEXT2(x) #x
@@ -49,6 +58,7 @@ void exp2_array(const T* x, T* y, Index n) {
 
 extern const Kernels table;
 const Kernels table = {LH_TEXT(LEVELHEAD_ISA), kVectorBytes, forward, backward, fma_peak,
-                       read_bandwidth, exp2_array<float>, exp2_array<double>};
+                       read_bandwidth, exp2_array<float>, exp2_array<double>,
+                       log1p_array<float>, log1p_array<double>};
 
 }  // namespace levelhead::LEVELHEAD_ISA

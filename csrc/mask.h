@@ -33,19 +33,13 @@ struct Panel {
   Index head[kMaxLanes<T>], query[kMaxLanes<T>];
   alignas(64) Int<T> low[kMaxLanes<T>], high[kMaxLanes<T>];  // the band, by lane
   alignas(64) T position[kMaxLanes<T>];
-  Index first_position = 0, last_position = 0;  // the lowest and the highest of them
   Index first = 0, last = 0;              // keys that some lane sees
   Index inner_first = 0, inner_last = 0;  // keys that every lane sees (before a dense mask)
 
   // After n, head and query are set.
   void place(const Problem& p, const Band& band) {
-    first_position = last_position = band.offset + query[0];
-    for (int lane = 0; lane < width; ++lane) {
-      const Index at = band.offset + query[std::min(lane, n - 1)];
-      position[lane] = static_cast<T>(at);
-      first_position = std::min(first_position, at);
-      last_position = std::max(last_position, at);
-    }
+    for (int lane = 0; lane < width; ++lane)
+      position[lane] = static_cast<T>(band.offset + query[std::min(lane, n - 1)]);
     if (p.left == kOpen && p.right == kOpen) {
       first = inner_first = 0;
       last = inner_last = band.length;

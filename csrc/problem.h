@@ -102,6 +102,8 @@ struct Kernels {
   double (*read_bandwidth)(int threads);  // GB/s
   void (*exp2_f32)(const float* x, float* y, Index n);  // exposed for the ulp tests
   void (*exp2_f64)(const double* x, double* y, Index n);
+  void (*log1p_f32)(const float* x, float* y, Index n);
+  void (*log1p_f64)(const double* x, double* y, Index n);
 };
 
 const Kernels& kernels();  // the best this CPU runs, or the one LEVELHEAD_ISA names

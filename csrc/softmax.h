@@ -71,20 +71,65 @@ inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, In
   return true;
 }
 
-// What passes by of a tile's scores, lane by lane: the maximum of all; where some are hidden and it
-// is measured, also minimum, sum and count of those that are not.
+// What passes by of a tile's scores, lane by lane: their maximum; if measured, also minimum, mean,
+// Σ(s - mean)² and number of those that are visible.
 template <int Vectors, class T>
 struct Seen {
-  Vec<T> max[Vectors], min[Vectors], sum[Vectors], count[Vectors];
+  Vec<T> max[Vectors], min[Vectors], mean[Vectors], m2[Vectors], count[Vectors];
 
-  Seen() {
-    for (int v = 0; v < Vectors; ++v) {
-      max[v] = splat(-kInf<T>);
-      min[v] = splat(kInf<T>);
-      sum[v] = count[v] = Vec<T>{};
-    }
+  LH_INLINE Seen() {
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) max[v] = splat(-kInf<T>);
   }
 };
+
+// Sums down the columns of a tile go over enough keys side by side that none waits for the one before.
+template <int Vectors>
+constexpr int kKeysAtOnce = Vectors == 1 ? 4 : Vectors == 2 ? 2 : 1;
+
+// Minimum, mean and Σ(s - mean)² of a tile whose scores are all visible, in one pass: deviations are
+// taken from the middle of three of the scores, which lies near the mean even if one of them is an
+// outlier, so that correcting to the mean costs a digit at most.
+template <int Vectors, class T>
+inline void measure_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>, Keys = kKeysAtOnce<Vectors>, N = Keys * Vectors;
+  constexpr Index width = Vectors * W;
+  Vec<T> pivot[Vectors], least[N], sum[N], squares[N];  // key k, vector v: at k * Vectors + v
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+    const T* column = scores + v * W;
+    const Vec<T> a = load(column + n / 4 * width), b = load(column + n / 2 * width);
+    const Vec<T> c = load(column + 3 * n / 4 * width);
+    pivot[v] = max(min(a, b), min(max(a, b), c));
+  }
+  LH_UNROLL for (int i = 0; i < N; ++i) {
+    least[i] = splat(kInf<T>);
+    sum[i] = squares[i] = Vec<T>{};
+  }
+  auto add = [&](int i) LH_INLINE_LAMBDA {
+    const Vec<T> c = load(scores + i * W) - pivot[i % Vectors];
+    least[i] = min(least[i], c);
+    sum[i] += c;
+    squares[i] = fma(c, c, squares[i]);
+  };
+  Index j = 0;
+  for (; j + Keys <= n; j += Keys, scores += N * W)
+    LH_UNROLL for (int i = 0; i < N; ++i) add(i);
+  LH_UNROLL for (int k = 0; k + 1 < Keys; ++k)
+    if (j + k < n)
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) add(k * Vectors + v);
+  const T per_key = T{1} / static_cast<T>(n);
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+    LH_UNROLL for (int i = v + Vectors; i < N; i += Vectors) {
+      least[v] = min(least[v], least[i]);
+      sum[v] += sum[i];
+      squares[v] += squares[i];
+    }
+    const Vec<T> shift = sum[v] * per_key;
+    seen.min[v] = least[v] + pivot[v];
+    seen.mean[v] = pivot[v] + shift;
+    seen.m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
+    seen.count[v] = splat(static_cast<T>(n));
+  }
+}
 
 // Scores of the tile's keys [from, to); `keys.row(0)` is the tile's first key. The last step of
 // four may repeat a key into up to three rows after `to`, which are written again or not read.
@@ -94,7 +139,7 @@ inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* pac
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
   Vec<T> top[Vectors];
-  for (int v = 0; v < Vectors; ++v) top[v] = seen.max[v];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) top[v] = seen.max[v];
   for (Index j = from; j < to; j += kTileRows) {
     const T* a[kTileRows];
     for (int r = 0; r < kTileRows; ++r) a[r] = keys.row(std::min(j + r, to - 1));
@@ -104,7 +149,7 @@ inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* pac
           top[v] = max(top[v], x);
         });
   }
-  for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
 }
 
 // Do the dressed keys keep their raw score or lose it to -inf, and nothing else?
@@ -118,11 +163,16 @@ template <int Vectors, bool Measured, class T>
 inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
-  Seen<Vectors, T> s = seen;
+  Vec<T> top[Vectors], least[Vectors], sum[Vectors], count[Vectors];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+    top[v] = seen.max[v];
+    least[v] = splat(kInf<T>);
+    sum[v] = count[v] = Vec<T>{};
+  }
   auto take_in = [&](Index from, Index to, auto masked) LH_INLINE_LAMBDA {
     const Int<T>* visible = tile.mask.visible;
     for (T* at = tile.scores + from * width; at < tile.scores + to * width;)
-      for (int v = 0; v < Vectors; ++v, at += W) {
+      LH_UNROLL for (int v = 0; v < Vectors; ++v, at += W) {
         IntVec<T> see = ~IntVec<T>{};
         if constexpr (masked) {
           see = load(visible);
@@ -130,18 +180,38 @@ inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
         }
         const Vec<T> raw = load(at), x = masked ? select<T>(see, raw, splat(-kInf<T>)) : raw;
         if constexpr (masked) store(at, x);
-        s.max[v] = max(s.max[v], x);
+        top[v] = max(top[v], x);
         if constexpr (Measured) {
-          s.min[v] = min(s.min[v], masked ? select<T>(see, raw, s.min[v]) : raw);
-          s.sum[v] += masked ? select<T>(see, raw, Vec<T>{}) : raw;
-          s.count[v] += masked ? select<T>(see, splat(T{1}), Vec<T>{}) : splat(T{1});
+          least[v] = min(least[v], masked ? select<T>(see, raw, least[v]) : raw);
+          sum[v] += masked ? select<T>(see, raw, Vec<T>{}) : raw;
+          count[v] += masked ? select<T>(see, splat(T{1}), Vec<T>{}) : splat(T{1});
         }
       }
   };
   if (Measured) take_in(0, tile.dressed_first, std::false_type{});
   take_in(tile.dressed_first, tile.dressed_last, std::true_type{});
   if (Measured) take_in(tile.dressed_last, tile.n, std::false_type{});
-  seen = s;
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
+  if constexpr (Measured) {
+    Vec<T> mean[Vectors], m2[Vectors];
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+      mean[v] = sum[v] / max(count[v], splat(T{1}));
+      m2[v] = Vec<T>{};
+    }
+    const T* scores = tile.scores;
+    for (Index j = 0; j < tile.n; ++j)
+      LH_UNROLL for (int v = 0; v < Vectors; ++v, scores += W) {
+        const Vec<T> x = load(scores);
+        const Vec<T> c = select<T>(x == -kInf<T>, Vec<T>{}, x - mean[v]);
+        m2[v] = fma(c, c, m2[v]);
+      }
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+      seen.min[v] = least[v];
+      seen.mean[v] = mean[v];
+      seen.m2[v] = m2[v];
+      seen.count[v] = count[v];
+    }
+  }
 }
 
 // Softcap, bias and hiding on the dressed keys: raw scores become what enters the softmax.
@@ -166,30 +236,30 @@ inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTil
   }
 }
 
-// Replaces scores by e = 2^d, d = score - shift, and adds e to sum; if measured, e·d to sum_d.
+// Replaces scores by e = 2^d, d = score - shift, and gives Σe; if measured, Σe·d too.
 template <int Vectors, bool Measured, class T>
-inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum, Vec<T>* sum_d) {
+LH_INLINE void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum, Vec<T>* sum_d) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
   Vec<T> s[Vectors], sd[Vectors], m[Vectors];
-  for (int v = 0; v < Vectors; ++v) {
-    s[v] = sum[v];
-    sd[v] = sum_d[v];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+    s[v] = sd[v] = Vec<T>{};
     m[v] = shift[v];
   }
   Index j = 0;
   for (; j + 4 <= n; j += 4)
-    for (int v = 0; v < Vectors; ++v) {
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
       T* at = scores + j * width + v * W;
       Vec<T> d[4], e[4];
       for (int i = 0; i < 4; ++i) d[i] = clamp_exp2<T>(load(at + i * width) - m[v]);
       exp2_clamped<4, T>(d, e);
       for (int i = 0; i < 4; ++i) store(at + i * width, e[i]);
       s[v] += (e[0] + e[1]) + (e[2] + e[3]);
-      if constexpr (Measured) sd[v] += fma(e[1], d[1], e[0] * d[0]) + fma(e[3], d[3], e[2] * d[2]);
+      if constexpr (Measured)
+        for (int i = 0; i < 4; ++i) sd[v] = fma(e[i], d[i], sd[v]);
     }
   for (; j < n; ++j)
-    for (int v = 0; v < Vectors; ++v) {
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
       T* at = scores + j * width + v * W;
       const Vec<T> d[1] = {clamp_exp2<T>(load(at) - m[v])};
       Vec<T> e[1];
@@ -198,7 +268,7 @@ inline void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum, V
       s[v] += e[0];
       if constexpr (Measured) sd[v] = fma(e[0], d[0], sd[v]);
     }
-  for (int v = 0; v < Vectors; ++v) {
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
     sum[v] = s[v];
     sum_d[v] = sd[v];
   }

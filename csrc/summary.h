@@ -1,8 +1,6 @@
 // From finished rows to the sums of a head, which merge exactly over panels, batches and steps.
 #pragma once
 
-#include <utility>
-
 #include "health.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -14,20 +12,66 @@ inline void clear_sums(double* sums) {
 }
 
 inline void merge_sums(double* into, const double* from) {
+  const double most = std::max(into[kScoreMax], from[kScoreMax]);
+  const double least = std::min(into[kScoreMin], from[kScoreMin]);
+  const double widest = std::max(into[kWidestRow], from[kWidestRow]);
   const double n = into[kScoreCount] + from[kScoreCount];
-  if (n > 0) {
-    const double delta = from[kScoreMean] - into[kScoreMean], share = from[kScoreCount] / n;
-    into[kScoreM2] += from[kScoreM2] + delta * delta * into[kScoreCount] * share;
-    into[kScoreMean] += delta * share;
-  }
-  into[kScoreMax] = std::max(into[kScoreMax], from[kScoreMax]);
-  into[kScoreMin] = std::min(into[kScoreMin], from[kScoreMin]);
-  into[kWidestRow] = std::max(into[kWidestRow], from[kWidestRow]);
-  for (int f : {kRows, kPairs, kEmptyRows, kNonfiniteRows, kFiniteRows, kChoiceRows, kScoreCount,
-                kLargeScores, kEntropy, kEntropyRatio, kEffectiveKeys, kTopWeight, kSaturated,
-                kSignal, kJacobianNorm, kFirstKey, kDistance, kNullMass})
-    into[f] += from[f];
+  const double delta = from[kScoreMean] - into[kScoreMean];
+  const double share = n > 0 ? from[kScoreCount] / n : 0.0;
+  const double mean = into[kScoreMean] + delta * share;
+  const double m2 =
+      into[kScoreM2] + (from[kScoreM2] + delta * delta * into[kScoreCount] * share);
+  for (int f = 0; f < kHealthSums; ++f) into[f] += from[f];  // all others are sums
+  into[kScoreMax] = most;
+  into[kScoreMin] = least;
+  into[kWidestRow] = widest;
+  into[kScoreMean] = mean;
+  into[kScoreM2] = m2;
 }
+
+// Lane by lane, the columns of a head's sums.
+template <class T>
+struct LaneSums {
+  static constexpr int W = kLanes<T>;
+  static constexpr int N = (kHealthSums + W - 1) / W * W;
+  Vec<T> column[N], most = splat(-kInf<T>), least = splat(kInf<T>), widest = {};
+
+  LH_INLINE LaneSums() {
+    LH_UNROLL for (int f = 0; f < N; ++f) column[f] = Vec<T>{};
+  }
+  LH_INLINE void add(HealthSum f, IntVec<T> rows, Vec<T> x) {
+    column[f] += select<T>(rows, x, Vec<T>{});
+  }
+  LH_INLINE void write(double* sums) const {
+    alignas(64) double all[N], highest[M];
+    join_lanes<N>(column, [](Vec<T> a, Vec<T> b) { return a + b; }, all);
+    Vec<T> extremes[M];
+    LH_UNROLL for (int i = 0; i < M; ++i) extremes[i] = i == 0 ? most : i == 1 ? -least : widest;
+    join_lanes<M>(extremes, [](Vec<T> a, Vec<T> b) { return max(a, b); }, highest);
+    std::copy(all, all + kHealthSums, sums);
+    sums[kScoreMax] = highest[0] * kLn2;
+    sums[kScoreMin] = -highest[1] * kLn2;
+    sums[kWidestRow] = highest[2];
+  }
+
+ private:
+  static constexpr int M = std::max(4, W);  // three extremes, in whole blocks of W
+
+  // to[i] = what the lanes of rows[i] give together, W rows at a time.
+  template <int Rows, class F>
+  static LH_INLINE void join_lanes(const Vec<T>* rows, F join, double* to) {
+    typedef double Wide __attribute__((vector_size(W * sizeof(double))));
+    LH_UNROLL for (int at = 0; at < Rows; at += W) {
+      Vec<T> block[W];
+      LH_UNROLL for (int i = 0; i < W; ++i) block[i] = rows[at + i];
+      transpose(block);
+      for (int half = W / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) block[i] = join(block[i], block[i + half]);
+      const Wide wide = __builtin_convertvector(block[0], Wide);
+      std::memcpy(to + at, &wide, sizeof wide);
+    }
+  }
+};
 
 // The sums over lanes [from, to) of a panel, all of one head.
 template <class T>
@@ -40,10 +84,9 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
   const T sink = p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>;
   const T outcomes = p.sinks ? T{1} : T{0};  // besides the keys
 
-  Vec<T> empty = zero, nonfinite = zero, finite = zero, choice = zero, score_sum = zero, m2 = zero;
-  Vec<T> large = zero, entropy = zero, ratio = zero, effective = zero, top = zero, saturated = zero;
-  Vec<T> signal = zero, jacobian = zero, first = zero, distance = zero, null = zero;
-  Vec<T> most = splat(-kInf<T>), least = splat(kInf<T>), widest = zero, weighted = zero, pairs = zero;
+  LaneSums<T> s;
+  IntVec<T> finite[kMaxVectors];
+  Vec<T> logged = zero, inverse_log = zero;  // 1 / ln of the outcomes, for these counts
   for (int v = from / W; v * W < to; ++v) {
     const int at = v * W;
     const Vec<T> lane = iota<T>() + static_cast<T>(at);
@@ -53,75 +96,50 @@ inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>
     const Vec<T> weight_sum = load(state.sum + at);
     const IntVec<T> good = some & (mean > -kInf<T>) & (mean < kInf<T>) & (weight_sum == weight_sum);
     const IntVec<T> chooses = good & (count > T{1});
-    auto add = [&](Vec<T>& to_sum, IntVec<T> rows, Vec<T> x) { to_sum += select<T>(rows, x, zero); };
-    add(empty, valid & ~some, one);
-    add(nonfinite, some & ~good, one);
-    add(finite, good, one);
-    add(choice, chooses, one);
-    widest = max(widest, select<T>(valid, count, zero));
-    add(pairs, valid, count);
+    finite[v] = good;
+    s.add(kEmptyRows, valid & ~some, one);
+    s.add(kNonfiniteRows, some & ~good, one);
+    s.add(kFiniteRows, good, one);
+    s.add(kChoiceRows, chooses, one);
+    s.widest = max(s.widest, select<T>(valid, count, zero));
+    s.add(kPairs, valid, count);
 
-    most = max(most, select<T>(good, load(state.most + at), most));
-    least = min(least, select<T>(good, load(state.least + at), least));
-    add(weighted, good, count);
-    add(score_sum, good, count * mean);
-    add(large, good, load(state.large + at));
+    s.most = max(s.most, select<T>(good, load(state.most + at), s.most));
+    s.least = min(s.least, select<T>(good, load(state.least + at), s.least));
+    s.add(kScoreCount, good, count);
+    s.add(kScoreMean, good, count * mean);
+    s.add(kLargeScores, good, load(state.large + at));
 
-    const Vec<T> tail = load(state.tail + at), max_score = load(state.max + at);
+    const Vec<T> tail = load(state.tail + at);
     const Vec<T> h = one / (tail + one), h2 = h * h, r = tail * h;
     const Vec<T> t2 = load(state.tail_2 + at) * h2, t3 = load(state.tail_3 + at) * h2 * h;
     const Vec<T> H = fma(load(state.tail_d + at) * h, splat(-ln2), log1p<T>(tail));
-    const Vec<T> squares = h2 + t2;
-    add(entropy, good, H);
-    add(ratio, chooses, H / log<T>(max(count + outcomes, splat(T{2}))));
-    add(effective, good, one / squares);
-    add(top, good, h);
-    add(saturated, chooses & (h > static_cast<T>(kSaturatedWeight)), one);
-    add(signal, good, r + (r - r * r) - t2);
+    if (any(count != logged)) {  // most panels' rows all see the same keys
+      logged = count;
+      inverse_log = one / log<T>(max(count + outcomes, splat(T{2})));
+    }
+    s.add(kEntropy, good, H);
+    s.add(kEntropyRatio, chooses, H * inverse_log);
+    s.add(kEffectiveKeys, good, one / (h2 + t2));
+    s.add(kTopWeight, good, h);
+    s.add(kSaturated, chooses & (h > static_cast<T>(kSaturatedWeight)), one);
+    s.add(kSignal, good, r + (r - r * r) - t2);
     const Vec<T> j2 = fma(h2 * r, r, fma(t2, one + (h2 + h2), t2 * t2 - (t3 + t3)));
-    add(jacobian, good, sqrt(max(j2, zero)));
-    add(first, chooses, exp2<T>(load(state.first + at) - finite_shift<T>(max_score)) * h);
-    add(distance, good, load(state.distance + at) * h);
-    if (p.sinks) add(null, good, exp2<T>(sink - finite_shift<T>(max_score)) * h);
+    s.add(kJacobianNorm, good, sqrt(max(j2, zero)));
+    s.add(kFirstKey, chooses, load(state.first + at) * h);
+    s.add(kDistance, good, load(state.distance + at) * h);
+    if (p.sinks) s.add(kNullMass, good, exp2<T>(sink - finite_shift<T>(load(state.max + at))) * h);
   }
-  const T n = sum<T>(weighted);
-  const T mean = n > T{0} ? sum<T>(score_sum) / n : T{0};
-  for (int v = from / W; v * W < to; ++v) {
-    const Vec<T> lane = iota<T>() + static_cast<T>(v * W), c = load(state.mean + v * W) - mean;
-    const Vec<T> count = load(state.count + v * W);
-    const IntVec<T> good = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to)) &
-                           (count > T{0}) & (c > -kInf<T>) & (c < kInf<T>) &
-                           (load(state.sum + v * W) == load(state.sum + v * W));
-    m2 += select<T>(good, fma(c * c, count, load(state.m2 + v * W)), zero);
-  }
-
-  T highest = -kInf<T>, lowest = kInf<T>, broadest = 0;
-  for (int i = 0; i < W; ++i) {
-    highest = std::max(highest, T(most[i]));
-    lowest = std::min(lowest, T(least[i]));
-    broadest = std::max(broadest, T(widest[i]));
-  }
+  s.write(sums);
   sums[kRows] = to - from;
-  sums[kWidestRow] = broadest;
-  sums[kScoreMax] = highest * kLn2;
-  sums[kScoreMin] = lowest * kLn2;
+  const double mean = sums[kScoreCount] > 0 ? sums[kScoreMean] / sums[kScoreCount] : 0.0;
+  Vec<T> m2 = {};
+  for (int v = from / W; v * W < to; ++v) {
+    const Vec<T> c = load(state.mean + v * W) - static_cast<T>(mean);
+    m2 += select<T>(finite[v], fma(c * c, load(state.count + v * W), load(state.m2 + v * W)), zero);
+  }
   sums[kScoreMean] = mean * kLn2;
   sums[kScoreM2] = sum<T>(m2) * kLn2 * kLn2;
-  const std::pair<HealthSum, Vec<T>> fields[] = {
-      {kEmptyRows, empty}, {kPairs, pairs}, {kScoreCount, weighted}, {kNonfiniteRows, nonfinite}, {kFiniteRows, finite},
-      {kChoiceRows, choice}, {kLargeScores, large}, {kEntropy, entropy}, {kEntropyRatio, ratio},
-      {kEffectiveKeys, effective}, {kTopWeight, top}, {kSaturated, saturated}, {kSignal, signal},
-      {kJacobianNorm, jacobian}, {kFirstKey, first}, {kDistance, distance}, {kNullMass, null}};
-  constexpr int n_fields = sizeof fields / sizeof fields[0];
-  for (int f = 0; f < n_fields; f += W) {  // W sums over lanes at once
-    Vec<T> block[W] = {};
-    for (int i = 0; i < W && f + i < n_fields; ++i) block[i] = fields[f + i].second;
-    transpose(block);
-    for (int half = W / 2; half > 0; half /= 2)
-      for (int i = 0; i < half; ++i) block[i] += block[i + half];
-    for (int i = 0; i < W && f + i < n_fields; ++i)
-      sums[fields[f + i].first] = static_cast<double>(block[0][i]);
-  }
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA

@@ -389,6 +389,14 @@ void exp2_into(nb::ndarray<const T, nb::ndim<1>, nb::c_contig> x,
   else kernels().exp2_f32(x.data(), y.data(), n);
 }
 
+template <class T>
+void log1p_into(nb::ndarray<const T, nb::ndim<1>, nb::c_contig> x,
+                nb::ndarray<T, nb::ndim<1>, nb::c_contig> y) {
+  const Index n = static_cast<Index>(std::min(x.size(), y.size()));
+  if constexpr (sizeof(T) == 8) kernels().log1p_f64(x.data(), y.data(), n);
+  else kernels().log1p_f32(x.data(), y.data(), n);
+}
+
 }  // namespace
 }  // namespace levelhead
 
@@ -417,6 +425,8 @@ NB_MODULE(_engine, m) {
   m.def("cpu_info", &cpu_info);
   m.def("exp2", &exp2_into<float>, "x"_a.noconvert(), "y"_a.noconvert());
   m.def("exp2", &exp2_into<double>, "x"_a.noconvert(), "y"_a.noconvert());
+  m.def("log1p", &log1p_into<float>, "x"_a.noconvert(), "y"_a.noconvert());
+  m.def("log1p", &log1p_into<double>, "x"_a.noconvert(), "y"_a.noconvert());
   m.def("measure_fma_peak", [](int threads) { return kernels().fma_peak(threads); }, "threads"_a,
         nb::call_guard<nb::gil_scoped_release>());
   m.def("measure_read_bandwidth", [](int threads) { return kernels().read_bandwidth(threads); },

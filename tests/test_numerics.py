@@ -190,3 +190,38 @@ def test_exp2_is_the_same_in_body_and_tail(dtype):
     whole = exp2(x)
     for n in (1, 2, 3, 5, 9, 66):
         np.testing.assert_array_equal(exp2(x[:n].copy()), whole[:n])
+
+
+# ---------------------------------------------------------------- ln(1 + x)
+
+
+def log1p(x):
+    y = np.empty_like(x)
+    _engine.log1p(x, y)
+    return y
+
+
+def log1p_points(dtype):
+    """Every scale, densely about sqrt(2) - 1, where the way to compute it changes."""
+    scales = np.logspace(-100, 60, 1_000_001, base=2)
+    change = np.linspace(0.35, 0.5, 200_001)
+    return np.concatenate([scales, change]).astype(dtype)
+
+
+def test_log1p_float32_in_ulp():
+    x = log1p_points(np.float32)
+    assert in_ulp(log1p(x), np.log1p(x.astype(np.float64)), 24).max() <= 3
+
+
+@pytest.mark.skipif(not WIDE, reason="long double is no wider than float64 here")
+def test_log1p_float64_in_ulp():
+    x = log1p_points(np.float64)
+    assert in_ulp(log1p(x), np.log1p(x.astype(np.longdouble)), 53).max() <= 3
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_log1p_of_nothing_and_of_what_one_plus_x_would_lose(dtype):
+    np.testing.assert_array_equal(log1p(np.zeros(3, dtype)), 0)
+    tiny = np.finfo(dtype).eps * np.array([0.4, 1e-3, 1e-12], dtype)
+    np.testing.assert_allclose(log1p(tiny), tiny, rtol=float(np.finfo(dtype).eps))
+    assert (np.log(1 + tiny) == 0).all()  # what the textbook form gives
