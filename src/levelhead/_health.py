@@ -51,7 +51,7 @@ GRAD_SUMS = ("weight_grad_sq", "score_grad_sq")
 
 _AT = {name: column for column, name in enumerate(HEALTH_SUMS)}
 _COUNT, _MEAN, _M2 = _AT["score_count"], _AT["score_mean"], _AT["score_m2"]
-_MAXIMA, _MINIMA = [_AT["widest_row"], _AT["score_max"]], [_AT["score_min"]]
+_WIDEST, _MAX, _MIN = _AT["widest_row"], _AT["score_max"], _AT["score_min"]
 
 
 class _Count:
@@ -168,10 +168,9 @@ class Health(PerHead):
     @staticmethod
     def _combine(parts: Floats) -> Floats:
         merged: Floats = parts.sum(axis=0)
-        merged[..., _MAXIMA] = parts[..., _MAXIMA].max(axis=0, initial=-np.inf)
-        merged[..., _MINIMA] = parts[..., _MINIMA].min(axis=0, initial=np.inf)
-        # A widest row of -inf can only come from no parts at all.
-        merged[..., _AT["widest_row"]] = np.maximum(merged[..., _AT["widest_row"]], 0)
+        merged[..., _WIDEST] = parts[..., _WIDEST].max(axis=0, initial=0)
+        merged[..., _MAX] = parts[..., _MAX].max(axis=0, initial=-np.inf)
+        merged[..., _MIN] = parts[..., _MIN].min(axis=0, initial=np.inf)
         # Chan's formula for any number of parts: spread within the parts plus spread of their
         # means. Squaring deviations from the common mean avoids E[x²] - E[x]²'s cancellation.
         count, mean = parts[..., _COUNT], parts[..., _MEAN]

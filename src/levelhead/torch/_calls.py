@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -20,15 +21,15 @@ Floats = NDArray[np.float64]
 class Heard:
     """Passes on the sums of `GradHealth` when a backward runs; holds nothing of the call."""
 
-    def __init__(self, on_gradients: Callable[[GradHealth], None] | None = None) -> None:
-        self.on_gradients = on_gradients
+    def __init__(self) -> None:
+        self.hearers: list[Callable[[GradHealth], None]] = []
 
     def __bool__(self) -> bool:
-        return self.on_gradients is not None
+        return bool(self.hearers)
 
     def __call__(self, sums: Tensor) -> None:
-        if self.on_gradients is not None:
-            self.on_gradients(GradHealth(_entries(sums)))
+        for hearer in self.hearers:
+            hearer(GradHealth(_entries(sums)))
 
 
 class Call:
@@ -44,7 +45,7 @@ class Call:
     """
 
     kind: str
-    module: str
+    module: str = ""
     health: Health
     shape: tuple[int, int, int, int]
     dk: int
@@ -69,8 +70,8 @@ class FusedCall(Call):
 
     kind = "fused"
 
-    def __init__(self, module: str, given: Given, sums: Tensor, query_scale: float) -> None:
-        self.module, self._given = module, given
+    def __init__(self, given: Given, sums: Tensor, query_scale: float) -> None:
+        self._given = given
         self.health = Health(_entries(sums))
         batch, heads = self.health.shape
         self.shape = (batch, heads, given.query.shape[-2], given.key.shape[-2])
@@ -104,7 +105,6 @@ class EagerCall(Call):
 
     def __init__(
         self,
-        module: str,
         scores: Tensor,
         logits: Tensor,
         hidden: Tensor | None,
@@ -113,7 +113,7 @@ class EagerCall(Call):
         scale: float,
     ) -> None:
         """Matrices of shape (batch, heads, queries, keys); null: (batch, heads, queries, 1)."""
-        self.module, self.dk, self.scale = module, dk, scale
+        self.dk, self.scale = dk, scale
         self._scores, self._logits, self._null = scores, logits, null
         self.counted = ~hidden_bias(logits)
         if hidden is not None:
@@ -142,7 +142,8 @@ class EagerCall(Call):
 def _entries(sums: Tensor) -> Floats:
     """Sums as (batch, heads, columns), whatever the batch dimensions."""
     array: Floats = sums.detach().cpu().numpy()
-    return array.reshape(-1, *array.shape[-2:]) if array.ndim != 3 else array
+    batch = math.prod(array.shape[:-2])  # not -1: a size of 0 elsewhere leaves it undetermined
+    return array.reshape(batch, *array.shape[-2:])
 
 
 def _matrix(tensor: Tensor) -> Floats:

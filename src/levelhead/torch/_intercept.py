@@ -7,13 +7,12 @@ fast path by themselves while a function mode is on, and then take one of the th
 
 from __future__ import annotations
 
-import inspect
+import copy
 import itertools
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FunctionType
-from typing import Any
+from collections.abc import Callable
+from types import FrameType, FunctionType
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,35 +20,16 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .._result import AttentionResult
-from . import _ops
-from ._attention import (
-    Given,
-    attention,
-    compute,
-    normalise,
-    sdpa_options,
-    sdpa_tensors,
-)
+from . import _ops, _padding
+from ._attention import Given, attention, compute, normalise, sdpa_tensors
 from ._calls import Call, EagerCall, FusedCall, Heard
-from ._eager import NOTED, Origin, origin, take_note, write_note
+from ._direct import Results, direct, is_direct
+from ._eager import NOTED, Origin, follow, origin, write_note
+from ._makers import heads_of, maker
+from ._rows import hidden_bias
+from ._written_out import is_written_out, write_out
 
 _DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
-_SDPA = inspect.Signature(
-    [
-        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default)
-        for name, default in {
-            "query": inspect.Parameter.empty,
-            "key": inspect.Parameter.empty,
-            "value": inspect.Parameter.empty,
-            "attn_mask": None,
-            "dropout_p": 0.0,
-            "is_causal": False,
-            "scale": None,
-            "enable_gqa": False,
-        }.items()
-    ]
-)
 
 
 def _body(func: Any) -> Any:
@@ -74,112 +54,127 @@ _AROUND = {
         torch.autograd.grad,
     )
 }
+_NAMES = {
+    *("scaled_dot_product_attention", "attention", "softmax", "__get__"),
+    *(func.__name__ for func in _AROUND),
+    *NOTED,
+}
 
 
-@contextmanager
-def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> Iterator[None]:
-    """Hear of every attention call made inside, on this thread.
+class Listener(NamedTuple):
+    """Who wants to hear of calls; names: of modules, by id (`module_names`)."""
 
-    >>> import torch, levelhead.torch
-    >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
-    >>> x = torch.randn(2, 10, 64)
-    >>> with levelhead.torch.listen(lambda call: print(call.kind, call.shape), layer):
-    ...     _ = layer(x, x, x)
-    eager (2, 4, 10, 10)
-
-    on_call: called with a `Call`: its health, and its scores and weights on request
-    model: gives the dotted names of the modules that make the calls; without one, a call bears
-        the name of its module's class
-    Compiled parts of a model run eagerly inside.
-    """
-    stance = torch.compiler.set_stance("force_eager")
-    try:
-        with Interceptor(on_call, module_names(model)):
-            yield
-    finally:
-        stance.__exit__(None, None, None)
-
-
-def module_names(model: nn.Module | None) -> dict[int, str] | None:
-    """Dotted name by id, without what torch.compile puts in between."""
-    if model is None:
-        return None
-    return {
-        id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
-        for name, module in model.named_modules()
-    }
+    on_call: Callable[[Call], None]
+    names: dict[int, str] | None
 
 
 class Interceptor(TorchFunctionMode):
-    """Hands every attention call to `on_call`."""
+    """Hands every attention call to its listeners."""
 
-    def __init__(self, on_call: Callable[[Call], None], names: dict[int, str] | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.on_call, self.names = on_call, names
+        self.listeners: list[Listener] = []
         self._numbers = itertools.count(1)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name in NOTED:
-            result = func(*args, **kwargs)
-            take_note(name, args, kwargs, result)
-            return result
-        if name == "softmax":
-            return self._softmax(func, args, kwargs)
-        if func is F.scaled_dot_product_attention:
-            return self._scaled_dot_product(func, args, kwargs)
-        if func is attention:
-            return self._attention(*args, **kwargs)
+        name: str = getattr(func, "__name__", "")
+        if name not in _NAMES or not self.listeners:
+            return func(*args, **kwargs)
+        if name == "__get__":
+            if func.__self__ is _padding.QUESTION:
+                _padding.keep_zeros()
+            return func(*args, **kwargs)
         if func in _AROUND:
             with self:
                 return _AROUND[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        if _is_traced():
+            return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            return self._scaled_dot_product(func, args, kwargs)
+        if func is attention:
+            return self._attention(func, *args, **kwargs)
+        if name == "softmax":
+            return self._softmax(func, args, kwargs)
+        return follow(name, func, args, kwargs) if name in NOTED else func(*args, **kwargs)
+
+    def _tell(self, call: Call, heard: Heard) -> None:
+        frame = sys._getframe(3)  # who called the function that was intercepted
+        for listener in tuple(self.listeners):
+            told = copy.copy(call) if len(self.listeners) > 1 else call
+            told.module = maker(listener.names, frame)
+            listener.on_call(told)
+            if told.on_gradients is not None:
+                heard.hearers.append(told.on_gradients)
 
     # ------------------------------------------------------------ one function computes it
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        heard, folded, written = Heard(), False, None
         try:
-            call = _SDPA.bind(*args, **kwargs)
-            call.apply_defaults()
-            query, key, value, mask, dropout, causal, scale, grouped = call.args
-            if dropout == 1 or not all(map(_is_plain, (query, key, value))):
+            query, key, value, mask, dropout, causal, scale, grouped = _sdpa(*args, **kwargs)
+            fits = mask is None or (
+                not causal
+                and mask.dim() > 1
+                and mask.dtype in (torch.bool, torch.float32, query.dtype)
+            )
+            if not fits or not all(map(_is_plain, (query, key, value))):
                 return func(*args, **kwargs)
-            tensors = sdpa_tensors(query, key, value, grouped)
-            given = normalise(*tensors, **sdpa_options(mask, dropout, causal, scale))
-            return self._compute(given)[0]
+            if query.dim() == 3 and query.shape[0] == key.shape[0] == value.shape[0]:
+                folded, heads = True, heads_of(query.shape[0], sys._getframe(2))
+                query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
+                if mask is not None and mask.dim() == 3:
+                    mask = mask.unflatten(0, (-1, heads))
+            parts = is_written_out(query, dropout)
+            given = normalise(
+                *sdpa_tensors(query, key, value, grouped), mask, causal, scale=scale,
+                query_offset=0 if causal else None, dropout=0.0 if parts else dropout,
+            )  # fmt: skip
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not parts):
+                output, *_, sums = self._run(given, False, heard)
+            if parts:
+                output, *written = write_out(given, dropout, causal)
         except (TypeError, ValueError):
             return func(*args, **kwargs)  # a wrong call: PyTorch says so in its own words
+        self._tell(FusedCall(given, sums, _scale_of(given.query)), heard)
+        if written is not None and heard:
+            weights, logits = written
+            _hear_gradients(heard, ~hidden_bias(logits.detach()), logits, weights)
+        return output.flatten(0, 1) if folded else output
 
-    def _attention(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+    def _attention(
+        self, func: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+    ) -> Any:
+        if not all(map(_is_plain, (query, key, value))):
+            return func(query, key, value, **options)
         lse, health, weights = (
             options.pop(f"return_{name}", False) for name in ("lse", "health", "weights")
         )
-        given = normalise(query, key, value, **options)
-        output, rows, matrix, call = self._compute(given, weights)
+        given, heard = normalise(query, key, value, **options), Heard()
+        output, rows, matrix, sums = self._run(given, weights, heard, lse)
+        call = FusedCall(given, sums, _scale_of(given.query))
+        self._tell(call, heard)
         if not (lse or health or weights):
             return output
-        seen = call.health
-        if health and query.dim() != 4:
-            seen = type(seen)(seen.sums.reshape(*(query.shape[:-2] or (1,)), -1))
+        shape = *(query.shape[:-2] or (1,)), sums.shape[-1]
         return AttentionResult(
-            output, rows if lse else None, matrix if weights else None, seen if health else None
+            output,
+            rows if lse else None,
+            matrix if weights else None,
+            type(call.health)(call.health.sums.reshape(shape)) if health else None,
         )
 
-    def _compute(self, given: Given, weights: bool = False) -> tuple[Tensor, Tensor, Tensor, Call]:
-        number, heard = next(self._numbers), Heard()
+    def _run(self, given: Given, weights: bool, heard: Heard, lse: bool = False) -> Results:
+        number = next(self._numbers)
         _ops.listeners[number] = heard
         try:
-            output, lse, matrix, sums = compute(given, True, weights, number)
+            if is_direct(given):
+                return direct(given, weights, number)
+            return compute(given, True, weights, number, lse)
         finally:
             del _ops.listeners[number]  # from here on the graph holds it
-        query = origin(given.query)  # scaled beforehand, perhaps
-        call = FusedCall(self._maker()[0], given, sums, 1.0 if query is None else query.scale)
-        self.on_call(call)
-        heard.on_gradients = call.on_gradients
-        return output, lse, matrix, call
 
     # ------------------------------------------------------------ products and a softmax
 
@@ -191,71 +186,77 @@ class Interceptor(TorchFunctionMode):
         if note is None or not note.dk or dim not in (-1, result.dim() - 1):
             return result
         write_note(result, Origin(weights=True))
-        module, heads = self._maker()
-        call = _eager_call(module, heads, note, logits.detach())
-        if call is not None:
-            self.on_call(call)
-            if call.on_gradients is not None and result.requires_grad and logits.requires_grad:
-                _hear_gradients(Heard(call.on_gradients), call.counted, logits, result)
+        try:
+            call = _eager_call(note, logits.detach(), sys._getframe(2))
+        except RuntimeError:  # matrices that do not fit together: a form that we do not know
+            return result
+        heard = Heard()
+        self._tell(call, heard)
+        if heard:
+            _hear_gradients(heard, call.counted, logits, result)
         return result
 
-    # ------------------------------------------------------------ who made the call
 
-    def _maker(self) -> tuple[str, int | None]:
-        """Name and number of heads of the innermost module that is running."""
-        frame = sys._getframe(2)
-        while frame is not None:
-            variables = frame.f_code.co_varnames
-            if variables and variables[0] == "self":
-                module = frame.f_locals.get("self")
-                if isinstance(module, nn.Module) and (
-                    self.names is None or id(module) in self.names
-                ):
-                    name = type(module).__name__ if self.names is None else self.names[id(module)]
-                    heads = next(
-                        (h for a in _HEADS if type(h := getattr(module, a, None)) is int), None
-                    )
-                    return name, heads
-            frame = frame.f_back  # type: ignore[assignment]
-        return "", None
+def _is_traced() -> bool:
+    """Whether tensors are stand-ins now, which have no values to look at."""
+    return _ops._transformed() or torch._C._get_tracing_state() is not None
 
 
 def _is_plain(tensor: Any) -> bool:
     return (
-        isinstance(tensor, Tensor)
+        type(tensor) in (Tensor, nn.Parameter)
         and tensor.dtype in _DTYPES
         and tensor.layout is torch.strided
-        and not tensor.is_nested
+        and not (tensor.is_nested or tensor.is_meta)
     )
 
 
-def _eager_call(module: str, heads: int | None, note: Origin, logits: Tensor) -> EagerCall | None:
+def _sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Any, ...]:
+    """The arguments of PyTorch's attention in their order."""
+    return query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+
+
+def _scale_of(query: Tensor) -> float:
+    """What a query was multiplied with before the call."""
+    note = origin(query)
+    return 1.0 if note is None else note.scale
+
+
+def _eager_call(note: Origin, logits: Tensor, frame: FrameType) -> EagerCall:
     """The call that a softmax completes, its matrices as (batch, heads, queries, keys)."""
     scores, null, hidden = note.scores, None, note.hidden
     if scores is None:
         scores = logits
-    if scores.numel() != logits.numel():
-        if logits.shape[-1] != scores.shape[-1] + 1:
-            return None  # not the matrix that we know
+    elif logits.shape[-1] == scores.shape[-1] + 1:
         logits, null = logits[..., :-1], logits[..., -1:]
-    scores = scores.reshape(logits.shape)
+    heads = heads_of(logits.shape[0], frame) if logits.dim() == 3 else 0
 
     def four(x: Tensor) -> Tensor:
-        if x.dim() == 3:  # (batch·heads, queries, keys), or heads without a batch
-            known = heads if heads and x.shape[0] % heads == 0 else x.shape[0]
-            return x.view(-1, known, *x.shape[1:]) if x.numel() else x[None]
-        return x.flatten(0, -4) if x.dim() > 4 else x
+        return x.unflatten(0, (-1, heads)) if x.dim() == 3 else x.flatten(0, -4)
 
-    if hidden is not None:
-        hidden = four(hidden.expand(logits.shape))
     return EagerCall(
-        module, four(scores.detach()), four(logits), hidden,
-        None if null is None else four(null), note.dk, note.scale,
-    )  # fmt: skip
+        four(scores.expand(logits.shape)),
+        four(logits),
+        None if hidden is None else four(hidden.expand(logits.shape)),
+        None if null is None else four(null),
+        note.dk,
+        note.scale,
+    )
 
 
 def _hear_gradients(heard: Heard, counted: Tensor, logits: Tensor, weights: Tensor) -> None:
     """Take the norms of the gradients by the weights and by the logits when they arrive."""
+    if not (weights.requires_grad and logits.requires_grad):
+        return
     squares: dict[str, Tensor] = {}
 
     def keep(name: str, grad: Tensor) -> None:

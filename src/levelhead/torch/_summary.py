@@ -12,7 +12,12 @@ _MARKS = {"critical": "#", "error": "E", "warning": "!", "info": "-", "ok": "."}
 _WORST = 5
 
 
-def summarise(health: Mapping[str, Health], gradients: Mapping[str, GradHealth], calls: int) -> str:
+def summarise(
+    health: Mapping[str, Health],
+    gradients: Mapping[str, GradHealth],
+    calls: int,
+    thresholds: Mapping[str, float],
+) -> str:
     """A line per layer with a mark per head and the worst one, then the worst heads in words."""
     if not health:
         return "no attention call was seen"
@@ -21,7 +26,7 @@ def summarise(health: Mapping[str, Health], gradients: Mapping[str, GradHealth],
     lines = [f"{calls:,} attention calls, {len(health)} layers, {heads} heads"]
     found = []
     for layer, part in health.items():
-        verdicts = {verdict.head: verdict for verdict in part.verdicts()}
+        verdicts = {verdict.head: verdict for verdict in part.verdicts(**thresholds)}
         marks = "".join(
             _MARKS[verdicts[head].level] if head in verdicts else " "
             for head in range(part.shape[-1])
@@ -46,4 +51,4 @@ def summarise(health: Mapping[str, Health], gradients: Mapping[str, GradHealth],
 
 
 def _name(layer: str) -> str:
-    return layer or "(outside any module)"
+    return layer or "(outside any submodule)"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import tempfile
 import time
 import warnings
-from collections import defaultdict
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,16 +22,18 @@ from .._health import GradHealth, Health
 from .._records import Alert, StepRecord
 from ._alerts import Judge
 from ._calls import Call
-from ._intercept import Interceptor, module_names
+from ._intercept import Listener
+from ._listen import Ear
+from ._makers import module_names
 from ._summary import summarise
+from ._tally import Statistics, Tally
 
 if TYPE_CHECKING:
     from os import PathLike
     from typing import Self
 
-Statistics = TypeVar("Statistics", Health, GradHealth)
 _log = logging.getLogger("levelhead")
-_HISTORY = 2_000  # records kept for a report without a store
+_HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
 
 _NOTHING_SEEN = """\
 levelhead.torch.watch saw no attention call, so it knows nothing of this model. Check that
@@ -81,28 +85,26 @@ class watch:
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: expected an integer of at least 1, got {every!r}")
-        self.model, self.every, self.gradients_wanted = model, every, gradients
-        self.calls = 0
+        self.model, self.every, self.calls = model, every, 0
         self.alerts: list[Alert] = []
         self._path = None if callable(store) else store
         self._sinks = [*sinks, store] if callable(store) else [*sinks]
-        self._on_alert = on_alert
         self._own: list[Any] = []  # sinks that are ours to close
         self._failed: set[int] = set()
+        self._on_alert, self._gradients_wanted = on_alert, gradients
         self._thresholds = dict(thresholds or {})
         self._judge = Judge(self._thresholds)
-        self._mode = Interceptor(self._see, module_names(model) or {})
+        self._listener = Listener(self._see, module_names(model))
+        self._seen, self._heard = Tally[Health](), Tally[GradHealth]()  # in this step
+        self._health, self._gradients = Tally[Health](), Tally[GradHealth]()  # before it
         self._step = 0
-        self._seen: dict[str, list[Health]] = defaultdict(list)
-        self._heard: dict[str, list[GradHealth]] = defaultdict(list)
-        self._health: dict[str, Health] = {}
-        self._gradients: dict[str, GradHealth] = {}
+        self._entered = self._trains = self._evaluating = False
+        self._by_hand = self._ran = self._over = False
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._last_optimizer = 0  # by id
         self._history: list[StepRecord] = []
         self._stride = 1  # of the history, which thins out as it grows
         self._undo: list[Callable[[], Any]] = []
-        self._optimizer: int | None = None
-        self._evaluating = self._active = self._entered = False
-        self._stance: Any = None
 
     # ------------------------------------------------------------ what it found
 
@@ -114,24 +116,23 @@ class watch:
     @property
     def gradients(self) -> dict[str, GradHealth]:
         """Per layer how much gradient got through the softmax, where a backward ran."""
-        return _together(self._gradients, self._heard)
+        return _in_order_of(self.health, _together(self._gradients, self._heard))
 
     def summary(self) -> str:
         """What to know, in words: a line per layer with its worst head, then the worst heads."""
-        return summarise(self.health, self.gradients, self.calls)
+        return summarise(self.health, self.gradients, self.calls, self._thresholds)
 
     def report(self, path: str | PathLike[str]) -> None:
-        """Write the page of the steps that are finished: one HTML file that needs no network."""
+        """Write the page of what was watched so far: one HTML file that needs no network."""
         from ..report import write_run_page  # noqa: PLC0415
         from ..store import Store, read_run  # noqa: PLC0415
 
-        if self._path is not None:
-            write_run_page(path, read_run(self._path, self._run))
-            return
         with tempfile.TemporaryDirectory() as folder:
             with Store(Path(folder) / "run.db", model=type(self.model).__name__) as store:
                 for record in self._history:
                     store(record)
+                if self._seen:  # a step that is not over
+                    store(self._record())
             write_run_page(path, read_run(store.path))
 
     # ------------------------------------------------------------ from beginning to end
@@ -143,144 +144,180 @@ class watch:
             from ..store import Store  # noqa: PLC0415
 
             self._own = [Store(self._path, model=type(self.model).__name__)]
-            self._run = self._own[0].run
-        self._entered = True
-        self._modes = _stacked_modes()
-        before = self.model.register_forward_pre_hook(lambda *_: self._begin_forward())
-        after = self.model.register_forward_hook(lambda *_: self._end_forward(), always_call=True)
-        stepped = register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
-        self._undo = [before.remove, after.remove, stepped.remove]
-        self._activate(self._step % self.every == 0)
+        self._entered, self._ear = True, Ear.of_this_thread()
+        begin, end = _Hook(self._begin_forward), _Hook(self._end_forward)
+        self._undo = [
+            self.model.register_forward_pre_hook(begin).remove,
+            self.model.register_forward_hook(end, always_call=True).remove,
+            register_optimizer_step_post_hook(lambda given, *_: self._stepped(given)).remove,
+        ]
+        self._listen()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._finish_step()
-        self._activate(False)
+        self._ear.remove(self._listener)
         for undo in self._undo:
             undo()
         self._entered = False
-        for sink in self._own:
-            sink.close()
-        self._own.clear()
+        try:
+            if self._seen:
+                self._end_step()
+        finally:
+            for sink in self._own:
+                sink.close()
+            self._own.clear()
         if self.calls == 0 and error[0] is None:
             warnings.warn(_NOTHING_SEEN, RuntimeWarning, stacklevel=2)
 
     def step(self) -> None:
-        """End the current step; called by hand where no optimizer tells."""
-        self._finish_step()
-        self._step += 1
-        self._activate(self._step % self.every == 0)
+        """End the current step; once it was called, nothing else ends steps."""
+        self._by_hand = True
+        self._end_step()
 
     # ------------------------------------------------------------ steps
 
     def _begin_forward(self) -> None:
-        self._evaluating = self._optimizer is not None and not torch.is_grad_enabled()
+        if self._over:
+            self._end_step()
+        self._ear.settle()
+        self._ran = True
+        self._evaluating = self._trains and _without_gradients()
 
     def _end_forward(self) -> None:
         evaluated, self._evaluating = self._evaluating, False
-        if not evaluated and not torch.is_grad_enabled() and not _in_backward():
-            self.step()
+        if not (evaluated or self._by_hand) and _without_gradients():
+            self._end_step()
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._optimizer is None:
+        if optimizer not in self._optimizers:
             held = {id(p) for group in optimizer.param_groups for p in group["params"]}
             if not any(id(p) in held for p in self.model.parameters()):
                 return
-            self._optimizer = id(optimizer)
-        if self._optimizer == id(optimizer):
-            self.step()
-
-    def _finish_step(self) -> None:
-        """Hand the step's record on, if anything was seen."""
-        if not self._seen:
-            self._heard.clear()
+            self._optimizers.add(optimizer)
+            self._trains = True
+        # Of several optimizers that step one after the other, the first ends the step.
+        if self._by_hand or not (self._ran or self._last_optimizer in (0, id(optimizer))):
             return
-        health, gradients = _together({}, self._seen), _together({}, self._heard)
-        alerts = self._judge.judge(self._step, health)
-        record = StepRecord(self._step, time.time(), health, gradients, alerts, self._thresholds)
-        self._health, self._gradients = self.health, self.gradients
-        self._seen.clear()
-        self._heard.clear()
+        self._last_optimizer, self._ran = id(optimizer), False
+        if _in_backward():  # one that steps as gradients arrive: more of them will
+            self._over = True
+        else:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        step, self._over = self._step, False
+        try:
+            if self._seen:
+                self._hand_on(self._record())
+        finally:
+            self._seen.clear()
+            self._heard.clear()
+            self._step = step + 1
+            if self._entered:
+                self._listen()
+
+    def _listen(self) -> None:
+        """Hear of calls on steps that are recorded, and only then."""
+        recorded = self._step % self.every == 0
+        (self._ear.add if recorded else self._ear.remove)(self._listener)
+
+    def _record(self) -> StepRecord:
+        """What is known of the current step, without alerts."""
+        health = self._seen.merged()
+        gradients = _in_order_of(health, self._heard.merged())
+        return StepRecord(self._step, time.time(), health, gradients, (), self._thresholds)
+
+    def _hand_on(self, record: StepRecord) -> None:
+        self._health.add_all(record.health)
+        self._gradients.add_all(record.gradients)
+        alerts = self._judge.judge(record.step, record.health)
+        if alerts:
+            record = replace(record, alerts=alerts)
+            self.alerts += alerts
         self._remember(record)
         for sink in (*self._own, *self._sinks):
-            self._hand_on(sink, record)
-        self.alerts += alerts
+            try:
+                sink(record)
+            except Exception:  # told once; it must not stop the training
+                if id(sink) not in self._failed:
+                    _log.exception(
+                        "the sink %r failed at step %d; the watch goes on", sink, record.step
+                    )
+                self._failed.add(id(sink))
         for alert in alerts:
             _log.warning("%s", alert)
             if self._on_alert is not None:
                 self._on_alert(alert)
 
-    def _hand_on(self, sink: Callable[[StepRecord], Any], record: StepRecord) -> None:
-        """What goes wrong in a sink is told once; it must not stop the training."""
-        try:
-            sink(record)
-        except Exception:
-            if id(sink) not in self._failed:
-                _log.exception(
-                    "the sink %r failed at step %d; the watch goes on", sink, record.step
-                )
-            self._failed.add(id(sink))
-
     def _remember(self, record: StepRecord) -> None:
         if record.step // self.every % self._stride == 0:
             self._history.append(record)
-        if len(self._history) > _HISTORY:
+        heads = sum(part.shape[-1] for part in record.health.values())
+        if len(self._history) > max(2, _HISTORY // max(heads, 1)):
             self._stride *= 2
             self._history = self._history[::2]
-
-    def _activate(self, on: bool) -> None:
-        """Put the mode on or take it off: one that is not there costs nothing.
-
-        Modes are a stack. Inside somebody else's mode ours must stay as it is.
-        """
-        if on == self._active or _stacked_modes() != self._modes + self._active:
-            return
-        self._active = on
-        if on:
-            if "torch._dynamo" in sys.modules:  # else nothing can be compiled
-                self._stance = torch.compiler.set_stance("force_eager")
-            self._mode.__enter__()
-        else:
-            self._mode.__exit__(None, None, None)
-            if self._stance is not None:
-                self._stance.__exit__(None, None, None)
-                self._stance = None
 
     # ------------------------------------------------------------ calls
 
     def _see(self, call: Call) -> None:
+        again = _in_backward()  # a checkpoint's second forward, counted before
+        if self._over and not again:
+            self._end_step()
         if self._evaluating or self._step % self.every:
             return
-        name = self._place(call)
-        if self.gradients_wanted:
-            call.on_gradients = lambda part: self._heard[name].append(part.over_batch())
-        if not _in_backward():  # else it is a checkpoint's second forward, counted before
+        layer = self._place(call)
+        if self._gradients_wanted:
+            call.on_gradients = functools.partial(self._heard.add, layer)
+        if not again:
             self.calls += 1
-            self._seen[name].append(call.health.over_batch())
+            self._seen.add(layer, call.health)
 
     def _place(self, call: Call) -> str:
         """The layer that a call belongs to. Calls of one module with other heads are kept apart."""
-        heads = call.health.shape[-1:]
-        known = next(iter(self._seen.get(call.module, ())), self._health.get(call.module))
-        same = known is None or known.shape == heads
-        return call.module if same else f"{call.module} ({heads[0]} heads)".strip()
+        heads = call.health.shape[-1]
+        known = self._seen.heads(call.module) or self._health.heads(call.module) or heads
+        return call.module if known == heads else f"{call.module} ({heads} heads)".strip()
 
 
-def _together(
-    before: Mapping[str, Statistics], new: Mapping[str, list[Statistics]]
-) -> dict[str, Statistics]:
-    """Per layer what was there and what has come since, merged."""
-    together = dict(before)
-    for name in new:
-        parts: list[Statistics] = [before[name]] if name in before else []
-        parts += new[name]
-        together[name] = parts[0].merge(*parts[1:]) if len(parts) > 1 else parts[0]
-    return together
+class _Hook:
+    """A forward hook that stays behind when its module is copied or saved, and out of graphs."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, *_: object) -> None:
+        if not torch.compiler.is_compiling():
+            self._call()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial, (sys.audit, "levelhead.hook")  # takes all, does nothing
+
+
+def _together(before: Tally[Statistics], new: Tally[Statistics]) -> dict[str, Statistics]:
+    together = Tally[Statistics]()
+    together.add_all(before.merged())
+    together.add_all(new.merged())
+    return together.merged()
+
+
+def _in_order_of(
+    health: Mapping[str, Health], gradients: Mapping[str, GradHealth]
+) -> dict[str, GradHealth]:
+    """Gradients arrive from the last layer to the first."""
+    return {layer: gradients[layer] for layer in health if layer in gradients}
 
 
 def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _stacked_modes() -> int:
-    return torch._C._len_torch_function_stack()
+def _without_gradients() -> bool:
+    """Whether a forward is none of training: gradients are off, and not by a checkpoint."""
+    if torch.is_grad_enabled() or _in_backward():
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_varnames[:1] == ("ctx",):  # a forward of torch.autograd.Function
+            return False
+        frame = frame.f_back
+    return True

@@ -1,0 +1,101 @@
+"""Putting the interceptor where it hears, and taking it away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+
+from ._calls import Call
+from ._intercept import Interceptor, Listener
+from ._makers import module_names
+
+
+@contextmanager
+def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> Iterator[None]:
+    """Hear of every attention call made inside, on this thread.
+
+    >>> import torch, levelhead.torch
+    >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
+    >>> x = torch.randn(2, 10, 64)
+    >>> with levelhead.torch.listen(lambda call: print(call.kind, call.shape), layer):
+    ...     _ = layer(x, x, x)
+    eager (2, 4, 10, 10)
+
+    on_call: called with a `Call`: its health, and its scores and weights on request
+    model: gives the dotted names of the modules that make the calls; without one, a call bears
+        the name of its module's class
+    Compiled parts of a model run eagerly inside.
+    """
+    ear, listener = Ear.of_this_thread(), Listener(on_call, module_names(model))
+    ear.add(listener)
+    try:
+        yield
+    finally:
+        ear.remove(listener)
+
+
+class Ear:
+    """The one interceptor of a thread, on the stack of function modes while anybody listens."""
+
+    _local = threading.local()
+    _eager: Any = None  # compiled code would not be seen: it runs eagerly meanwhile
+    _on = 0
+
+    @classmethod
+    def of_this_thread(cls) -> Ear:
+        if not hasattr(cls._local, "ear"):
+            cls._local.ear = cls()
+        ear: Ear = cls._local.ear
+        return ear
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._interceptor = Interceptor()
+        self._stacked = False
+
+    def add(self, listener: Listener) -> None:
+        if listener not in self._interceptor.listeners:
+            self._interceptor.listeners.append(listener)
+        self.settle()
+
+    def remove(self, listener: Listener) -> None:
+        if listener in self._interceptor.listeners:
+            self._interceptor.listeners.remove(listener)
+        self.settle()
+
+    def settle(self) -> None:
+        """Be on the stack while anybody listens: a mode that is not there costs nothing.
+
+        Another thread cannot do that; without listeners the interceptor then lets all pass.
+        """
+        wanted = bool(self._interceptor.listeners)
+        if wanted == self._stacked or threading.get_ident() != self._thread:
+            return
+        self._stacked = wanted
+        _restack(self._interceptor, wanted)
+        Ear._on += 1 if wanted else -1
+        if wanted and Ear._on == 1:
+            Ear._eager = torch.compiler.set_stance("force_eager")
+        elif not wanted and Ear._on == 0:
+            Ear._eager.__exit__(None, None, None)
+
+
+def _restack(ours: Interceptor, on: bool) -> None:
+    """Put a mode under all others, or take it out from there.
+
+    A mode that ends takes the topmost away, so ours must never stand above one that may end
+    before it. Only the default device insists on a place below.
+    """
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    modes = [mode for mode in modes if mode is not ours]
+    if on:
+        modes.insert(bool(modes) and isinstance(modes[0], DeviceContext), ours)
+    for mode in modes:
+        _push_mode(mode)
