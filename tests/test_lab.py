@@ -349,6 +349,7 @@ def test_numbers_with_their_spread():
     assert (x, x.std, x.low, x.high) == (2.0, 1.0, 1.0, 3.0)
     assert f"{x:.1f} {x:.2f±} {x:.0%±}" == "2.0 2.00 ± 1.00 200% ± 100%"
     assert f"{_figures.Spread([5.0]):.1f±}" == "5.0"
+    assert f"{_figures.Spread([5.0, 5.001]):.1f±}" == "5.0"  # a spread of 0.0 says nothing
 
 
 def test_cells_that_people_read():

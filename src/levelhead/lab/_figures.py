@@ -43,8 +43,9 @@ class Spread(float):
 
     def __format__(self, spec: str) -> str:
         plain = spec.removesuffix("±")
-        mean = format(float(self), plain)
-        return mean if plain == spec or self.std == 0 else f"{mean} ± {format(self.std, plain)}"
+        mean, std = format(float(self), plain), format(self.std, plain)
+        # A spread that rounds to nothing says nothing.
+        return mean if plain == spec or not re.search("[1-9]", std) else f"{mean} ± {std}"
 
 
 def powers(text: str) -> str:

@@ -97,10 +97,11 @@ def _section(one: Outcome) -> str:
         said = f"<blockquote>{_rich(experiment.said)}</blockquote>"
         return f'{head}\n{said}\n<p class="why">Not run: {_rich(why)}</p>\n</section>'
     texts = one.texts()
-    parts = [(label, texts[part]) for part, label in PARTS.items()]
     if one.clock():
-        parts.insert(2, ("What the clock said, this time", one.clock()))
-    columns = "\n".join(f"<div><h3>{label}</h3><p>{_rich(text)}</p></div>" for label, text in parts)
+        texts["found"] += f" By the clock, this time: {one.clock()}"
+    columns = "\n".join(
+        f"<div><h3>{label}</h3><p>{_rich(texts[part])}</p></div>" for part, label in PARTS.items()
+    )
     return f"""{head}
 <blockquote>{_rich(texts["said"])}</blockquote>
 <p class="why {_kind(verdict)}">{_rich(_sentence(why))}</p>
