@@ -62,6 +62,12 @@ def test_every_picture_is_drawn_and_nothing_sticks_out(look, dress):
     assert page.evaluate("document.documentElement.scrollWidth") <= DRESSES[dress][0]
     assert all(page.eval_on_selector_all(".plot", "nodes => nodes.map(n => n.ariaLabel)"))
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert all(
+        page.eval_on_selector_all(
+            ".plot",
+            "nodes => nodes.map(n => n.querySelector('.main-svg').clientWidth == n.clientWidth)",
+        )
+    )
     bright = int(background.removeprefix("rgb(").split(",")[0]) > 128
     assert bright is ("light" in dress)
 
@@ -104,6 +110,10 @@ def test_hovering_shows_values_and_dragging_zooms(look):
     page.mouse.move(box["x"] + 160, box["y"] + 120, steps=5)
     page.mouse.up()
     soon(lambda: span() < before / 2)
+
+    page.set_viewport_size({"width": 600, "height": 800})
+    fits = "n => n.clientWidth < 600 && n.querySelector('.main-svg').clientWidth == n.clientWidth"
+    soon(lambda: plot.evaluate(fits))
 
 
 def soon(true):

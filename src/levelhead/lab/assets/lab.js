@@ -15,7 +15,7 @@ function powersOfTen(axis, values) {
   return { dtick: Math.max(1, Math.ceil(decades / 7)), ...axis };
 }
 
-function figure({ data, layout }, colour) {
+function figure({ data, layout }, width, colour) {
   const { title, ...rest } = layout;
   const named = data.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap");
   const traces = data.map((trace) =>
@@ -25,6 +25,7 @@ function figure({ data, layout }, colour) {
     label: title.text,
     data: traces,
     layout: {
+      width,
       height: 330 + 10 * Math.max(0, named.length - 3),
       margin: { l: 8, r: 12, t: 8, b: 8 },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
@@ -42,7 +43,7 @@ const waiting = Object.entries(LH.data);
 function next() {
   const [id, spec] = waiting.shift() || [];
   if (!id) return document.body.setAttribute("data-drawn", "all");
-  LH.plot(id, (_width, colour) => figure(structuredClone(spec), colour));
+  LH.plot(id, (width, colour) => figure(structuredClone(spec), width, colour));
   setTimeout(next);
 }
 next();
