@@ -32,8 +32,8 @@ One layer: unscaled, the gradients of all queries together are {rms_64:.0f} time
 = 64 and {rms_big:.0f} times at {largest}; they do not vanish. The median query's is
 {median_64:.1f} times as large at 64, {median_1024:.2f} times at 1024 and {median_big:.0e} times
 at {largest}. In depth they explode: in the first of {deepest} layers the gradient of W_q is
-{first_pre:,.0f} times as large with LayerNorm before, {first_mlp:,.0f} with MLPs too,
-{first_post:,.0f} with LayerNorm after, and that of W_v follows it ({first_value:,.0f}, before).
+{first_pre:.1e} times as large with LayerNorm before, {first_mlp:.1e} with MLPs too,
+{first_post:.1e} with LayerNorm after, and that of W_v follows it ({first_value:.1e}, before).
 """
 LIMITS = """
 So both are right, about different things. Saturation starves single rows: of the unscaled
@@ -161,7 +161,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
         return "holds", f"the median query keeps at most {median.max():.0e} of its gradient."
     explodes = (
         f"in stacks the gradient of W_q in the first layer is {first.min():.0f} to "
-        f"{first.max():,.0f} times as large"
+        f"{first.max():.1e} times as large"
     )
     if not fades.any():
         return "does not hold", f"no gradient vanishes unscaled: {explodes}."

@@ -16,7 +16,7 @@ CLAIM = 6
 TITLE = "Softmax's Jacobian is p(1−p) and −pᵢpⱼ, and vanishes when saturated"
 SAID = """
 The derivative of the softmax is p_i(1−p_i) on the diagonal and −p_i·p_j off it. Where a weight is
-near 0 or 1 it vanishes, so that a saturated softmax passes no gradient.
+near 0 or 1 it vanishes.
 """
 DONE = """
 The formula was compared with central differences of the engine's own softmax, entry by entry. The

@@ -21,7 +21,7 @@ DONE = """
 Softmax was computed as the formula stands and with each row's maximum subtracted first, in
 float16, float32 and float64, on scaled and unscaled scores of {rows} rows of {keys} keys, d_k
 from 16 to {largest}. Then the same with queries and keys grown up to {growth} times, as training
-grows them, and in the engine.
+can grow them, and in the engine.
 """
 FOUND = """
 As the formula stands, unscaled: in float16 {half_64:.0%} of the rows are not finite at d_k = 64;

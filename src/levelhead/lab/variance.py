@@ -32,7 +32,7 @@ mean 0 and variance 1 when the entries of a vector correlate by 0.3 with each ot
 variance at d_k = 512 is then {correlated:.0f} times d_k. A query that correlates by 0.5 with a
 key gives a variance {aligned:.2f} times d_k for that pair, and a mean of {aligned_mean:.0f} that
 no variance shows. Entries of mean 1 give {shifted:.2f} times d_k, entries of variance 4 give
-{wide:.1f} times. Trained queries and keys keep none of these premises: claim 14 measures them.
+{wide:.1f} times. Trained queries and keys keep few of these premises: claim 14 measures them.
 """
 SHOW = ("independent", "premises")
 SECONDS = {"tiny": 0.1, "quick": 0.4, "full": 1.5}
