@@ -54,6 +54,12 @@ def test_the_same_seeds_give_the_same_bytes(done):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_cheap_experiments_take_five_seeds_or_more(name):
+    seeds = lab.experiments()[name].seeds
+    assert seeds["quick"] >= 5 and seeds["full"] >= 5
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_verdict_text_and_pictures(done, figures, name):
     result, one = done[1][name], lab.experiments()[name]
     assert result["verdict"] == EXPECTED[name], result["why"]
