@@ -111,9 +111,10 @@ class EagerCall(Call):
         null: Tensor | None,
         dk: int,
         scale: float,
+        cap: float = 0.0,
     ) -> None:
         """Matrices of shape (batch, heads, queries, keys); null: (batch, heads, queries, 1)."""
-        self.dk, self.scale = dk, scale
+        self.dk, self.scale, self._cap = dk, scale, cap
         self._scores, self._logits, self._null = scores, logits, null
         self.counted = ~hidden_bias(logits)
         if hidden is not None:
@@ -135,8 +136,12 @@ class EagerCall(Call):
         return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
 
     def rescaled(self, factor: float) -> Health:
-        more = torch.where(self.counted, self._scores * (factor - 1), 0)
+        before, after = self._capped(self._scores), self._capped(self._scores * factor)
+        more = torch.where(self.counted, after - before, 0)
         return self._measure(self._scores * factor, self._logits + more)
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        return self._cap * torch.tanh(scores / self._cap) if self._cap else scores
 
 
 def _entries(sums: Tensor) -> Floats:

@@ -21,7 +21,7 @@ _PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum", "baddbmm"}
 _TIMES = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 _OVER = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"}
 _SHAPES = {"view", "reshape", "transpose", "permute", "movedim", "swapaxes", "unsqueeze", "squeeze",
-           "expand", "flatten", "unflatten", "__getitem__"}  # fmt: skip
+           "expand", "flatten", "unflatten", "__getitem__", "mT", "T"}  # fmt: skip
 _COPIES = {"contiguous", "clone", "float", "half", "bfloat16", "double", "to", "type", "type_as",
            "dropout"}  # fmt: skip
 _FILLS = {"masked_fill", "masked_fill_", "where", "__setitem__"}
@@ -41,6 +41,7 @@ class Origin:
     dk:      the inner dimension of the product; 0 for what is none, a scaled query perhaps
     scores:  the scaled scores, once logits have been made of them
     hidden:  pairs that were filled with a very negative number
+    cap:     c, if they went through c·tanh(score/c); 0 without one
     weights: it came out of a softmax, so a product with it is no score
     """
 
@@ -48,6 +49,7 @@ class Origin:
     dk: int = 0
     scores: Tensor | None = None
     hidden: Tensor | None = None
+    cap: float = 0.0
     weights: bool = False
 
 
@@ -101,7 +103,7 @@ def _note(
         return None if factor is None else Origin(factor)
     if factor is not None:
         scores = None if note.scores is None else note.scores * factor
-        return replace(note, scale=note.scale * factor, scores=scores)
+        return replace(note, scale=note.scale * factor, scores=scores, cap=note.cap * factor)
     if not note.dk or name in _COPIES:
         return note if name in _COPIES | _SHAPES else None
     if name in _SHAPES:
@@ -116,7 +118,7 @@ def _note(
     if note.scores is not None:
         return note
     assert before is not None
-    return replace(note, scores=before.detach())
+    return replace(note, scores=before.detach(), cap=float(name in ("tanh", "tanh_")))
 
 
 def _product(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:

@@ -54,11 +54,8 @@ _AROUND = {
         torch.autograd.grad,
     )
 }
-_NAMES = {
-    *("scaled_dot_product_attention", "attention", "softmax", "__get__"),
-    *(func.__name__ for func in _AROUND),
-    *NOTED,
-}
+_OPERATIONS = {"scaled_dot_product_attention", "attention", "softmax"}
+_NAMES = NOTED | _OPERATIONS | {"__get__"} | {func.__name__ for func in _AROUND}
 
 
 class Listener(NamedTuple):
@@ -83,25 +80,30 @@ class Interceptor(TorchFunctionMode):
         name: str = getattr(func, "__name__", "")
         if name not in _NAMES or not self.listeners:
             return func(*args, **kwargs)
-        if name == "__get__":
-            if func.__self__ is _padding.QUESTION:
+        if name == "__get__":  # a property
+            name = func.__self__.__name__
+            if name == _padding.QUESTION:
                 _padding.keep_zeros()
-            return func(*args, **kwargs)
-        if func in _AROUND:
+        if name in NOTED:
+            return func(*args, **kwargs) if _is_traced() else follow(name, func, args, kwargs)
+        if name in _OPERATIONS and not _is_traced():
+            return self._operation(name, func, args, kwargs)
+        if name in _NAMES and func in _AROUND:
             with self:
                 return _AROUND[func](*args, **kwargs)
-        if _is_traced():
-            return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _operation(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if func is F.scaled_dot_product_attention:
             return self._scaled_dot_product(func, args, kwargs)
         if func is attention:
             return self._attention(func, *args, **kwargs)
-        if name == "softmax":
-            return self._softmax(func, args, kwargs)
-        return follow(name, func, args, kwargs) if name in NOTED else func(*args, **kwargs)
+        return self._softmax(func, args, kwargs) if name == "softmax" else func(*args, **kwargs)
 
     def _tell(self, call: Call, heard: Heard) -> None:
-        frame = sys._getframe(3)  # who called the function that was intercepted
+        frame = sys._getframe(4)  # who called the function that was intercepted
         for listener in tuple(self.listeners):
             told = copy.copy(call) if len(self.listeners) > 1 else call
             told.module = maker(listener.names, frame)
@@ -123,7 +125,7 @@ class Interceptor(TorchFunctionMode):
             if not fits or not all(map(_is_plain, (query, key, value))):
                 return func(*args, **kwargs)
             if query.dim() == 3 and query.shape[0] == key.shape[0] == value.shape[0]:
-                folded, heads = True, heads_of(query.shape[0], sys._getframe(2))
+                folded, heads = True, heads_of(query.shape[0], sys._getframe(3))
                 query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
                 if mask is not None and mask.dim() == 3:
                     mask = mask.unflatten(0, (-1, heads))
@@ -187,7 +189,7 @@ class Interceptor(TorchFunctionMode):
             return result
         write_note(result, Origin(weights=True))
         try:
-            call = _eager_call(note, logits.detach(), sys._getframe(2))
+            call = _eager_call(note, logits.detach(), sys._getframe(3))
         except RuntimeError:  # matrices that do not fit together: a form that we do not know
             return result
         heard = Heard()
@@ -250,6 +252,7 @@ def _eager_call(note: Origin, logits: Tensor, frame: FrameType) -> EagerCall:
         None if null is None else four(null),
         note.dk,
         note.scale,
+        note.cap,
     )
 
 

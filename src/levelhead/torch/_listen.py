@@ -70,13 +70,16 @@ class Ear:
             self._interceptor.listeners.remove(listener)
         self.settle()
 
+    def is_here(self) -> bool:
+        return threading.get_ident() == self._thread
+
     def settle(self) -> None:
         """Be on the stack while anybody listens: a mode that is not there costs nothing.
 
         Another thread cannot do that; without listeners the interceptor then lets all pass.
         """
         wanted = bool(self._interceptor.listeners)
-        if wanted == self._stacked or threading.get_ident() != self._thread:
+        if wanted == self._stacked or not self.is_here():
             return
         self._stacked = wanted
         _restack(self._interceptor, wanted)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 _ENCODE = nn.TransformerEncoder.forward.__code__
-QUESTION: Any = Tensor.is_nested  # asked when all but a few reasons not to pack are ruled out
+QUESTION = "is_nested"  # asked when all but a few reasons not to pack are ruled out
 
 
 def keep_zeros() -> None:

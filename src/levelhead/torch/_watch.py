@@ -145,12 +145,14 @@ class watch:
 
             self._own = [Store(self._path, model=type(self.model).__name__)]
         self._entered, self._ear = True, Ear.of_this_thread()
-        begin, end = _Hook(self._begin_forward), _Hook(self._end_forward)
-        self._undo = [
-            self.model.register_forward_pre_hook(begin).remove,
-            self.model.register_forward_hook(end, always_call=True).remove,
-            register_optimizer_step_post_hook(lambda given, *_: self._stepped(given)).remove,
-        ]
+        stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
+        self._undo = [stepped.remove]
+        if not isinstance(self.model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
+            begin, end = _Hook(self._begin_forward), _Hook(self._end_forward)
+            self._undo += [
+                self.model.register_forward_pre_hook(begin).remove,
+                self.model.register_forward_hook(end, always_call=True).remove,
+            ]
         self._listen()
         return self
 
@@ -177,6 +179,8 @@ class watch:
     # ------------------------------------------------------------ steps
 
     def _begin_forward(self) -> None:
+        if not self._ear.is_here():
+            return
         if self._over:
             self._end_step()
         self._ear.settle()
@@ -185,7 +189,7 @@ class watch:
 
     def _end_forward(self) -> None:
         evaluated, self._evaluating = self._evaluating, False
-        if not (evaluated or self._by_hand) and _without_gradients():
+        if not (evaluated or self._by_hand) and self._ear.is_here() and _without_gradients():
             self._end_step()
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
