@@ -95,6 +95,12 @@ def test_three_dimensions_are_heads_outside_of_modules_and_else_what_the_module_
         sums = expected.sums.reshape(-1, heads or 1, expected.sums.shape[-1])
         assert_same_health(seen.health, {"": lh.Health(sums).over_batch()})
     assert got == {"outside": (6,), None: (1,), 3: (3,)}
+    for mask in (randn(1, 10, 10), randn(6, 10, 10), randn(10, 10), randn(6, 1, 10)):
+        plain = F.scaled_dot_product_attention(q, k, v, mask)
+        module.forward = lambda *qkv, mask=mask: F.scaled_dot_product_attention(*qkv, mask)
+        with levelhead.torch.watch(module) as seen:
+            torch.testing.assert_close(module(q, k, v), plain, rtol=1e-5, atol=1e-5)
+        assert seen.calls == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -16,20 +16,20 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .._result import AttentionResult
 from . import _ops, _padding
-from ._attention import Given, attention, compute, normalise, sdpa_tensors
+from ._attention import Given, attention, compute, normalise
 from ._calls import Call, EagerCall, FusedCall, Heard
 from ._direct import Results, direct, is_direct
 from ._eager import NOTED, Origin, follow, origin, write_note
+from ._elsewhere import tiled_gradients, tiled_health
 from ._makers import heads_of, maker
 from ._rows import hidden_bias
+from ._sdpa import is_plain, understand
 from ._written_out import is_written_out, write_out
-
-_DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
 def _body(func: Any) -> Any:
@@ -114,48 +114,41 @@ class Interceptor(TorchFunctionMode):
     # ------------------------------------------------------------ one function computes it
 
     def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        heard, folded, written = Heard(), False, None
+        heard, written = Heard(), None
         try:
-            query, key, value, mask, dropout, causal, scale, grouped = _sdpa(*args, **kwargs)
-            fits = mask is None or (
-                not causal
-                and mask.dim() > 1
-                and mask.dtype in (torch.bool, torch.float32, query.dtype)
-            )
-            if not fits or not all(map(_is_plain, (query, key, value))):
+            call = understand(sys._getframe(3), *args, **kwargs)
+            if call is None:
                 return func(*args, **kwargs)
-            if query.dim() == 3 and query.shape[0] == key.shape[0] == value.shape[0]:
-                folded, heads = True, heads_of(query.shape[0], sys._getframe(3))
-                query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
-                if mask is not None and mask.dim() == 3:
-                    mask = mask.unflatten(0, (-1, heads))
-            parts = is_written_out(query, dropout)
-            given = normalise(
-                *sdpa_tensors(query, key, value, grouped), mask, causal, scale=scale,
-                query_offset=0 if causal else None, dropout=0.0 if parts else dropout,
-            )  # fmt: skip
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not parts):
-                output, *_, sums = self._run(given, False, heard)
-            if parts:
+            given, dropout, causal, folded = call
+            if away := is_elsewhere(given.query):
+                output, sums = func(*args, **kwargs), tiled_health(given)
+            elif is_written_out(dropout):
+                with torch.no_grad():
+                    *_, sums = self._run(given, heard)
                 output, *written = write_out(given, dropout, causal)
+            else:
+                output, *_, sums = self._run(given, heard)
         except (TypeError, ValueError):
             return func(*args, **kwargs)  # a wrong call: PyTorch says so in its own words
         self._tell(FusedCall(given, sums, _scale_of(given.query)), heard)
-        if written is not None and heard:
+        if heard and away and output.requires_grad:
+            shape = *given.query.shape[:-1], given.value.shape[-1]
+            output.register_hook(lambda g: heard(tiled_gradients(given, g.reshape(shape))))
+        elif heard and written is not None:
             weights, logits = written
             _hear_gradients(heard, ~hidden_bias(logits.detach()), logits, weights)
-        return output.flatten(0, 1) if folded else output
+        return output.flatten(0, 1) if folded and not away else output
 
     def _attention(
         self, func: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Any:
-        if not all(map(_is_plain, (query, key, value))):
+        if not all(map(is_plain, (query, key, value))):
             return func(query, key, value, **options)
         lse, health, weights = (
             options.pop(f"return_{name}", False) for name in ("lse", "health", "weights")
         )
         given, heard = normalise(query, key, value, **options), Heard()
-        output, rows, matrix, sums = self._run(given, weights, heard, lse)
+        output, rows, matrix, sums = self._run(given, heard, weights, lse)
         call = FusedCall(given, sums, _scale_of(given.query))
         self._tell(call, heard)
         if not (lse or health or weights):
@@ -168,7 +161,7 @@ class Interceptor(TorchFunctionMode):
             type(call.health)(call.health.sums.reshape(shape)) if health else None,
         )
 
-    def _run(self, given: Given, weights: bool, heard: Heard, lse: bool = False) -> Results:
+    def _run(self, given: Given, heard: Heard, weights: bool = False, lse: bool = False) -> Results:
         number = next(self._numbers)
         _ops.listeners[number] = heard
         try:
@@ -199,32 +192,14 @@ class Interceptor(TorchFunctionMode):
         return result
 
 
+def is_elsewhere(tensor: Tensor) -> bool:
+    """Whether PyTorch must compute, and health comes from tiles of scores beside it."""
+    return not tensor.is_cpu
+
+
 def _is_traced() -> bool:
     """Whether tensors are stand-ins now, which have no values to look at."""
     return _ops._transformed() or torch._C._get_tracing_state() is not None
-
-
-def _is_plain(tensor: Any) -> bool:
-    return (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.dtype in _DTYPES
-        and tensor.layout is torch.strided
-        and not (tensor.is_nested or tensor.is_meta)
-    )
-
-
-def _sdpa(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> tuple[Any, ...]:
-    """The arguments of PyTorch's attention in their order."""
-    return query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
 
 
 def _scale_of(query: Tensor) -> float:
