@@ -22,6 +22,7 @@ EXPECTED = {
     "additive": "holds partly",
     "cosine": "holds partly",
     "depth": "holds partly",
+    "pronoun": "holds",
     "initialisation": "holds partly",
 }
 NAMES = list(EXPECTED)
@@ -239,6 +240,12 @@ ALTERED = [
     ("cosine", NOT, [put("at_start", "agreement", 0.5)]),
     ("depth", HOLDS, scaled_stacks(0.6, 1.0)),
     ("depth", NOT, scaled_stacks(0.01, 9.0)),
+    ("pronoun", PARTLY, [put("it", "shift", 0.0)]),
+    (
+        "pronoun",
+        NOT,
+        [put("it", "shift", 0.0), put("it", "dog_sqrt_dk", 0.0), put("it", "ball_sqrt_dk", 0.0)],
+    ),
     ("initialisation", HOLDS, [put("schemes", "score_variance", 1.0)]),
     ("initialisation", NOT, [put("schemes", "score_variance", 5.0)]),
 ]

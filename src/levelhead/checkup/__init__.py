@@ -3,6 +3,6 @@
 from ._errors import TargetError
 from ._examine import examine
 from ._subject import Input, Subject
-from ._target import load
+from ._target import load, load_demo
 
-__all__ = ["Input", "Subject", "TargetError", "examine", "load"]
+__all__ = ["Input", "Subject", "TargetError", "examine", "load", "load_demo"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ._errors import TargetError
@@ -27,6 +28,11 @@ def load(target: str | None = None, text: Path | None = None) -> Subject:
         return load_function(target)
     texts = SENTENCES if text is None else read_texts(text)
     return load_folder(demo_folder() if target is None else Path(target), texts)
+
+
+def load_demo(texts: Sequence[str]) -> Subject:
+    """The demo model with texts of one's own."""
+    return load_folder(demo_folder(), texts)
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

@@ -15,3 +15,11 @@ def demo() -> Subject:
     from ..checkup import load  # noqa: PLC0415 - imports PyTorch
 
     return load()
+
+
+@cache
+def demo_reads(texts: tuple[str, ...]) -> Subject:
+    """The model with texts of our own."""
+    from ..checkup import load_demo  # noqa: PLC0415
+
+    return load_demo(texts)
