@@ -23,12 +23,12 @@ from __future__ import annotations
 import ast
 import difflib
 import hashlib
-import importlib
-import inspect
+import importlib.util
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -150,20 +150,26 @@ def fingerprint(experiment: Experiment) -> str:
 
     Texts, plots and verdicts do not count: a better sentence needs no second run.
     """
-    sources, queue = [f"levelhead {__version__}"], [experiment.module]
-    seen = set()
+    sources, queue = [f"levelhead {__version__}"], [experiment.module.__name__]
+    seen = set(queue)
     while queue:
-        module = queue.pop()
-        if module.__name__ in seen:
-            continue
-        seen.add(module.__name__)
-        body = ast.parse(inspect.getsource(module)).body
-        sources.extend(ast.dump(node) for node in body if not _is_presentation(node))
-        for node in body:
+        tree = ast.parse(_source(queue.pop()))
+        sources.extend(ast.dump(node) for node in tree.body if not _is_presentation(node))
+        for node in ast.walk(tree):  # also what is imported only where it is needed
             near = isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
-            if near and near not in _FRAMEWORK:
-                queue.append(importlib.import_module(f"{__package__}.{near}"))
+            name = f"{__package__}.{near}"
+            if near and near not in _FRAMEWORK and name not in seen:
+                seen.add(name)
+                queue.append(name)
     return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
+
+
+def _source(name: str) -> str:
+    """The text of a module, which is not run: it may need what is not installed."""
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"{name} has no file to read")
+    return Path(found.origin).read_text(encoding="utf-8")
 
 
 def _is_presentation(node: ast.stmt) -> bool:
