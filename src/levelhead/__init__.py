@@ -3,6 +3,7 @@
 from ._attention import attention, attention_backward, cpu_info
 from ._health import GradHealth, Health, Thresholds, Verdict
 from ._multihead import MultiHeadAttention
+from ._records import Alert, StepRecord
 from ._reference import reference, reference_backward
 from ._result import AttentionGradients, AttentionResult
 from ._rivals import additive_attention, cosine_attention, unscaled_attention
@@ -10,11 +11,13 @@ from ._scaling import SCALE_RULES, dk, none, scale_rule, sqrt_dk, sqrt_dmodel
 
 __all__ = [
     "SCALE_RULES",
+    "Alert",
     "AttentionGradients",
     "AttentionResult",
     "GradHealth",
     "Health",
     "MultiHeadAttention",
+    "StepRecord",
     "Thresholds",
     "Verdict",
     "additive_attention",
