@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._records import StepRecord
 from ._measure import Array
-from ._text import WORDS, stories
+from ._text import LENGTH, WORDS, stories
 from ._threads import one_thread
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from ._transformer import LanguageModel
 
 WARM_UP = 20  # steps in which the learning rate rises
-HELD_OUT = 256  # stories
+UNSEEN = 128  # stories held out
+KNOWS_NOTHING = float(np.log(len(WORDS)))
 
 
 @dataclass(frozen=True)
@@ -28,27 +31,25 @@ class Budget:
     """What every run gets alike.
 
     steps, batch: of training; batch is stories a step
-    length:       of a story in words
     corpus:       how many different stories there are; None never shows one twice
     every:        each so many steps the watch looks
     """
 
     steps: int
-    batch: int = 32
-    length: int = 32
+    batch: int = 16
     corpus: int | None = None
     every: int = 10
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training went.
+    """How a training went. A model that broke down is one that knows nothing.
 
-    loss:    by step, of the batch before the step was taken
-    answers: by step, of the words that answer questions
-    records: of the watched steps, from levelhead.torch.watch
-    seen, unseen: loss at the end on stories trained with, and on others
-    seen_answers, unseen_answers: the same of the words that answer questions
+    loss, answers: by step, before it was taken, of all words and of those that answer a question
+    records:       of the watched steps, from levelhead.torch.watch
+    seen, unseen:  loss of answers at the end, in stories trained with and in others
+    unseen_words:  of all words in others
+    broke:         whether a loss was not finite
     """
 
     loss: Array
@@ -56,67 +57,79 @@ class Trained:
     records: list[StepRecord]
     seen: float
     unseen: float
-    seen_answers: float
-    unseen_answers: float
+    unseen_words: float
+    broke: bool
 
-
-@cache
-def _corpus(count: int, length: int, seed: int, part: int) -> tuple[Any, Any]:
-    import torch  # noqa: PLC0415 - an extra
-
-    words, answers = stories(count, length, [seed, part])
-    return torch.from_numpy(words), torch.from_numpy(answers)
+    def heads(self) -> Iterator[dict[str, Any]]:
+        """One row for each watched step and head."""
+        for record in self.records:
+            for layer, (name, health) in enumerate(record.health.items()):
+                gradients = record.gradients[name]
+                for head in range(health.shape[-1]):
+                    yield {
+                        **{"step": record.step, "layer": layer, "head": head},
+                        "score_std": float(health.score_var[head]) ** 0.5,
+                        "score_max": float(max(health.score_max[head], -health.score_min[head])),
+                        "entropy_ratio": float(health.entropy_ratio[head]),
+                        "saturated": float(health.saturated[head]),
+                        "survival": float(gradients.survival[head]),
+                    }
 
 
 def train(
-    budget: Budget, seed: int, *, learning_rate: float, clip: float | None = None, **shape: Any
+    budget: Budget, seed: int, *, rate: float, clip: float | None = None, **shape: Any
 ) -> Trained:
     """Train a model of this shape with Adam; text, its order and the start depend on seed alone.
 
-    clip:  QK-clip, where the scores of a head may end
+    rate:  the learning rate
+    clip:  QK-clip: where the scores of a head may end
     shape: of `_transformer.Shape`
     """
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - an extra
 
     from ..torch import watch  # noqa: PLC0415
     from ._transformer import LanguageModel, Shape  # noqa: PLC0415
 
     stock = budget.corpus or budget.steps * budget.batch
-    text, asked = _corpus(stock, budget.length + 1, seed, 0)
-    loss, answers, records = [], [], list[StepRecord]()
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    text, asked = _corpus(stock, seed, 0)
+    words, answers, records = [], [], list[StepRecord]()
+    with one_thread(), _no_alerts(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LanguageModel(Shape(**shape), len(WORDS), budget.length)
+        epochs = -(-budget.steps * budget.batch // stock)
+        order = torch.cat([torch.randperm(stock) for _ in range(epochs)]).split(budget.batch)
+        model = LanguageModel(Shape(**shape), len(WORDS), LENGTH - 1)
         optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), fused=True)
-        order = torch.cat(
-            [torch.randperm(stock) for _ in range(-(-budget.steps * budget.batch // stock))]
-        ).split(budget.batch)
         every = budget.every if clip is None else 1
         with watch(model, every=every, sinks=[records.append]):
-            for step in range(budget.steps):
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate * min(1.0, (step + 1) / WARM_UP)
-                losses = _losses(model, text[order[step]])
+            for step, chosen in zip(range(budget.steps), order, strict=False):
+                optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / WARM_UP)
+                losses = _losses(model, text[chosen])
                 optimizer.zero_grad()
                 losses.mean().backward()
                 optimizer.step()
                 if clip is not None:
                     _clip(model, records[-1], clip)
-                loss.append(float(losses.detach().mean()))
-                answers.append(float(losses.detach()[asked[order[step]][:, 1:]].mean()))
-        model.eval()
-        ends = [
-            end
-            for words, marked in (
-                (text[:HELD_OUT], asked[:HELD_OUT]),
-                _corpus(HELD_OUT, budget.length + 1, seed, 1),
-            )
-            for end in _ends(model, words, marked)
-        ]
-    seen, seen_answers, unseen, unseen_answers = ends
+                words.append(float(losses.detach().mean()))
+                answers.append(float(losses.detach()[asked[chosen][:, 1:]].mean()))
+        _, seen = _ends(model, text[:UNSEEN], asked[:UNSEEN])
+        unseen_words, unseen = _ends(model, *_corpus(UNSEEN, seed, 1))
     return Trained(
-        np.array(loss), np.array(answers), records, seen, unseen, seen_answers, unseen_answers
+        loss=np.nan_to_num(words, nan=KNOWS_NOTHING),
+        answers=np.nan_to_num(answers, nan=KNOWS_NOTHING),
+        records=[record for record in records if record.step % budget.every == 0],
+        seen=float(np.nan_to_num(seen, nan=KNOWS_NOTHING)),
+        unseen=float(np.nan_to_num(unseen, nan=KNOWS_NOTHING)),
+        unseen_words=float(np.nan_to_num(unseen_words, nan=KNOWS_NOTHING)),
+        broke=not np.isfinite([*words, unseen]).all(),
     )
+
+
+@lru_cache(maxsize=8)
+def _corpus(count: int, seed: int, part: int) -> tuple[Tensor, Tensor]:
+    import torch  # noqa: PLC0415
+
+    words, answers = stories(count, [seed, part])
+    return torch.from_numpy(words), torch.from_numpy(answers)
 
 
 def _losses(model: LanguageModel, text: Tensor) -> Tensor:
@@ -129,6 +142,7 @@ def _losses(model: LanguageModel, text: Tensor) -> Tensor:
 
 
 def _ends(model: LanguageModel, text: Tensor, asked: Tensor) -> tuple[float, float]:
+    """Loss of all words, and of those that answer a question."""
     import torch  # noqa: PLC0415
 
     with torch.no_grad():
@@ -142,3 +156,14 @@ def _clip(model: LanguageModel, record: StepRecord, limit: float) -> None:
     for name, health in record.health.items():
         layer: Any = model.get_submodule(name)
         layer.clip(torch.from_numpy(health.score_max), limit)
+
+
+@contextmanager
+def _no_alerts() -> Iterator[None]:
+    """Keep the watch from logging: here models are meant to fall ill."""
+    log = logging.getLogger("levelhead")
+    disabled, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = disabled

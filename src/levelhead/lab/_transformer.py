@@ -88,7 +88,7 @@ class Block(nn.Module):
         self.attention = Attention(shape)
         self.mlp = nn.Sequential(
             nn.Linear(shape.width, 2 * shape.width),
-            nn.GELU(),
+            nn.ReLU(),
             nn.Linear(2 * shape.width, shape.width),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))

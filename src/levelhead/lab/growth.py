@@ -1,0 +1,259 @@
+"""Claim 15: the 1/√d_k of initialisation does not last."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ._experiment import Runs
+from ._figures import Figures, Spread, at, stack
+from ._language import Budget, Trained, train
+from ._measure import Array, table
+from ._plot import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, RED, Spec, axis, band, guide, picture
+from ._text import GUESSING
+
+CLAIM = 15
+TITLE = "Scores grow in training, although they are scaled"
+SAID = """
+1/√d_k sets the scores right at initialisation only. In training queries and keys grow, and the
+scores with them, the more the higher the learning rate; large models clip, cap or normalise them.
+"""
+DONE = """
+The language model of claim 9, scaled by 1/√d_k (d_k = {d_k}), was trained for {steps} steps with
+Adam at learning rates from {slowest:g} to {fastest:g}, and levelhead.torch.watch recorded every
+head. Then the same at {fastest:g} with QK-norm (RMSNorm with a learned weight over queries and
+over keys), with a softcap of {limit:g}, and with QK-clip: whenever the watch saw a head pass
+{limit:g}, its queries and keys were scaled back (large models use 100; this one is small).
+"""
+FOUND = """
+The scores begin with a standard deviation of {start:.2f±}. In the end it is {stds}; the largest
+score is {largest}. At a rate of {rate:g} it becomes {by_width}. At {fastest:g} the share of
+saturated rows went from {saturated_start:.0%} to {saturated_end:.0%}, and the loss of the answers
+ended at {plain:.2f±}, where {best_rate:g} gave {best:.2f±} and guessing costs {guessing:.2f}. What
+the remedies make of it: {remedies}.
+"""
+LIMITS = """
+Growth is not illness: attention must sharpen to select, and at {best_rate:g}, where the bare model
+learns best, the spread grows too, to {best_std:.1f}. It becomes one where rows saturate before the
+model has learned where to look. QK-norm bounds a score by the weights it learns, QK-clip after the
+fact; a softcap bounds what enters the softmax and leaves the scores themselves to grow (largest:
+{capped:.0f}). With the best of them, {remedy}, the model ends at {remedied:.2f±} at a rate of
+{fastest:g}; bare, at its best rate, at {best:.2f±}. Which remedy is best depends on their limits,
+which were not tuned.
+"""
+NEEDS = ("torch",)
+SHOW = ("rates", "remedies", "widths")
+SEEDS = {"tiny": 2, "quick": 3, "full": 3}
+SECONDS = {"tiny": 0.8, "quick": 7.0, "full": 60.0}
+
+D_K, RATE, LIMIT = 64, 5e-3, 20.0
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"steps": 6, "every": 3, "rates": (RATE, 5e-2), "widths": (16, D_K)},
+    "quick": {"steps": 100, "every": 10, "rates": (1.5e-3, RATE, 1.5e-2), "widths": (16, D_K)},
+    "full": {
+        **{"steps": 600, "every": 20, "rates": (5e-4, 1.5e-3, RATE, 1.5e-2, 5e-2)},
+        "widths": (16, 32, D_K, 128, 256),
+    },
+}
+REMEDIES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "QK-norm": {"qk_norm": True},
+    "softcap": {"softcap": LIMIT},
+    "QK-clip": {"clip": LIMIT},
+}
+COLOURS = {"none": RED, "QK-norm": BLUE, "softcap": PURPLE, "QK-clip": GREEN}
+GROWN = 1.5
+
+
+def measure(size: str, seed: int) -> Figures:
+    """Train at every learning rate, with every remedy, at every d_k."""
+    sizes = SIZES[size]
+    budget = Budget(sizes["steps"], every=sizes["every"])
+
+    @cache
+    def run(rate: float, d_k: int = D_K, remedy: str = "none") -> Trained:
+        return train(budget, seed, rate=rate, d_k=d_k, width=64, **REMEDIES[remedy])
+
+    rates, hot = sizes["rates"], sizes["rates"][-1]
+    return {
+        "rates": table({"rate": rate} | _outcome(run(rate)) for rate in rates),
+        "widths": table({"d_k": d_k} | _outcome(run(RATE, d_k)) for d_k in sizes["widths"]),
+        "remedies": table(
+            {"remedy": remedy} | _outcome(run(hot, remedy=remedy)) for remedy in REMEDIES
+        ),
+        "growth": table({"rate": rate} | look for rate in rates for look in _looks(run(rate))),
+        "remedied": table(
+            {"remedy": remedy} | look
+            for remedy in REMEDIES
+            for look in _looks(run(hot, remedy=remedy))
+        ),
+        "heads": table({"rate": hot} | row for row in run(hot).heads()),
+        "steps": sizes["steps"],
+    }
+
+
+def _looks(run: Trained) -> list[dict[str, float]]:
+    """Each watched step: spread and size of the scores over all heads."""
+    rows = list(run.heads())
+    steps = dict.fromkeys(row["step"] for row in rows)
+    looks = []
+    for step in steps:
+        now = [row for row in rows if row["step"] == step]
+        looks.append(
+            {
+                "step": step,
+                "score_std": float(np.mean([row["score_std"] for row in now])),
+                "score_max": max(row["score_max"] for row in now),
+                "saturated": float(np.mean([row["saturated"] for row in now])),
+                "entropy_ratio": float(np.mean([row["entropy_ratio"] for row in now])),
+                "survival": float(np.nanmean([row["survival"] for row in now])),
+            }
+        )
+    return looks
+
+
+def _outcome(run: Trained) -> dict[str, float]:
+    first, *_, last = _looks(run)
+    names = ("score_std", "score_max", "saturated", "survival")
+    return {
+        **{f"first_{name}": first[name] for name in names},
+        **{f"last_{name}": last[name] for name in names},
+        **{"answers": run.unseen, "broke": float(run.broke)},
+    }
+
+
+def numbers(runs: Runs) -> dict[str, Any]:
+    """What the text quotes."""
+    figures = stack(runs)
+    rates, widths, remedies = figures["rates"], figures["widths"], figures["remedies"]
+    column = rates["rate"][0]
+    best, fastest = float(column[rates["answers"].mean(axis=0).argmin()]), float(column[-1])
+
+    def end(name: str, rate: float) -> Spread:
+        return at(rates, name, rate=rate)
+
+    def worth(remedy: str) -> Spread:
+        return at(remedies, "answers", remedy=remedy)
+
+    def listed(name: str, digits: int) -> str:
+        return ", ".join(f"{end(name, rate):.{digits}f} at {rate:g}" for rate in column)
+
+    remedy = min(list(REMEDIES)[1:], key=worth)
+    return {
+        **{"remedy": remedy, "remedied": worth(remedy), "rate": RATE},
+        **{"d_k": D_K, "limit": LIMIT, "guessing": GUESSING, "steps": int(figures["steps"][0])},
+        **{"slowest": column[0], "fastest": fastest, "best_rate": best},
+        "start": Spread(rates["first_score_std"].mean(axis=1)),
+        **{"stds": listed("last_score_std", 1), "largest": listed("last_score_max", 0)},
+        "by_width": ", ".join(
+            f"{at(widths, 'last_score_std', d_k=d_k):.1f} at d_k = {d_k:.0f}"
+            for d_k in widths["d_k"][0]
+        ),
+        "saturated_start": end("first_saturated", fastest),
+        "saturated_end": end("last_saturated", fastest),
+        **{"plain": end("answers", fastest), "best": end("answers", best)},
+        "best_std": end("last_score_std", best),
+        "remedies": "; ".join(
+            f"{remedy}: largest score {at(remedies, 'last_score_max', remedy=remedy):.0f}, "
+            f"saturated {at(remedies, 'last_saturated', remedy=remedy):.0%}, "
+            f"loss {worth(remedy):.2f±}"
+            for remedy in list(REMEDIES)[1:]
+        ),
+        "capped": at(remedies, "last_score_max", remedy="softcap"),
+    }
+
+
+def verdict(runs: Runs) -> tuple[str, str]:
+    """Holds if the spread of the scores grows at every learning rate; partly if at some."""
+    rates = stack(runs)["rates"]
+    growth = (rates["last_score_std"] / rates["first_score_std"]).mean(axis=0)
+    largest = rates["last_score_max"].mean(axis=0)
+    grown = growth > GROWN
+    why = "the standard deviation of the scaled scores grows " + ", ".join(
+        f"{times:.1f} times at a rate of {rate:g} (largest score {most:.0f})"
+        for times, rate, most in zip(growth, rates["rate"][0], largest, strict=True)
+    )
+    if grown.all():
+        return "holds", f"{why}."
+    return ("holds partly" if grown.any() else "does not hold"), f"{why}."
+
+
+def plot(runs: Runs) -> list[Spec]:
+    """Spread and size of the scores over the steps, by rate and by remedy; every head."""
+    figures = stack(runs)
+    rates, remedies = figures["rates"], figures["remedies"]
+    column, hot = rates["rate"][0], float(rates["rate"][0][-1])
+    # From cold to hot.
+    colours = dict(zip(column, (GREY, BLUE, GREEN, ORANGE, RED)[-len(column) :], strict=True))
+
+    def lines(part: dict[str, Array], by: str, name: str, styles: dict[Any, str]) -> list[Spec]:
+        steps = np.unique(part["step"][0])
+        traces = []
+        for value, colour in styles.items():
+            label = f"rate {value:g}" if by == "rate" else value
+            traces += band(label, steps, part[name][:, part[by][0] == value], colour, mode="lines")
+        return traces
+
+    step, score = axis("step"), axis("largest |score|", log=True)
+    steps = np.unique(figures["growth"]["step"][0])
+    heads = figures["heads"]
+    each = [
+        trace
+        for index, (layer, head) in enumerate(
+            dict.fromkeys(zip(heads["layer"][0], heads["head"][0], strict=True))
+        )
+        for trace in band(
+            f"layer {layer:.0f}, head {head:.0f}",
+            steps,
+            heads["score_std"][:, (heads["layer"][0] == layer) & (heads["head"][0] == head)],
+            PALETTE[index % len(PALETTE)],
+            mode="lines",
+        )
+    ]
+    losses = {
+        **{"type": "bar", "x": list(REMEDIES), "showlegend": False},
+        **{"y": [float(at(remedies, "answers", remedy=one)) for one in REMEDIES]},
+        "error_y": {
+            "type": "data",
+            "array": [at(remedies, "answers", remedy=one).std for one in REMEDIES],
+        },
+        "marker": {"color": [COLOURS[one] for one in REMEDIES]},
+    }
+    return [
+        picture(
+            f"Spread of the scaled scores (d_k = {D_K})",
+            [
+                guide("as at initialisation", steps, 1.0),
+                *lines(figures["growth"], "rate", "score_std", colours),
+            ],
+            step,
+            axis("standard deviation", log=True),
+        ),
+        picture(
+            "Largest score",
+            [
+                guide("where QK-clip begins in large models", steps, 100.0),
+                *lines(figures["growth"], "rate", "score_max", colours),
+            ],
+            step,
+            score,
+        ),
+        picture(
+            f"Largest score with a remedy (rate {hot:g})",
+            [
+                guide(f"softcap, QK-clip: {LIMIT:g}", steps, LIMIT),
+                *lines(figures["remedied"], "remedy", "score_max", COLOURS),
+            ],
+            step,
+            score,
+        ),
+        picture(
+            f"What the remedies are worth (rate {hot:g})",
+            [losses],
+            axis("remedy"),
+            axis("loss of answers"),
+        ),
+        picture(f"Every head (rate {hot:g})", each, step, axis("standard deviation", log=True)),
+    ]
