@@ -306,6 +306,6 @@ def test_settings_are_trained_once(monkeypatch):
     small = train(SHORT, 0, rate=1e-3, d_k=4, width=8)
     monkeypatch.setattr(module, "train", note)
     module.measure("quick", 0)
-    assert len(settings) == len(set(settings)) == 22
+    assert len(settings) == len(set(settings)) == 24
     assert {seed for _, seed, *_ in settings} == {0}
     assert {budget.steps for budget, *_ in settings} == {100, 200}

@@ -11,7 +11,7 @@ from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack
 from ._language import Budget, Trained, train
 from ._measure import Array, table
-from ._plot import BLUE, COLOURS, NAMES, ORANGE, Spec, axis, band, guide, picture
+from ._plot import BLUE, COLOURS, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
 from ._text import GUESSING
 
 CLAIM = 9
@@ -43,13 +43,13 @@ others; scaled, at {seen_root:.2f} and {unseen_root:.2f±}.
 LIMITS = """
 Falling apart is another matter: {broke} of {runs} unscaled runs ended in a loss that was no
 number, and the largest setback of the loss on the way is {rise_none:.2f} unscaled and
-{rise_root:.2f} scaled, on average. What else might make up for
-the scale, at d_k = {middle} (unscaled against scaled): {shelters}. By depth: {depths}. And 1/√d_k
-is not the last word: 1/d_k, too small by the book, ends at {best_dk_small:.2f±} and
-{best_dk_large:.2f±}. Adam makes scores grow, the faster the larger d_k (claim 15): at d_k =
-{largest} and a rate of {fastest:g} it ends at {fast_root:.2f} with 1/√d_k and at
-{fast_dk:.2f} with 1/d_k. Models this small with budgets this short say who is ahead, not who
-would arrive in the end.
+{rise_root:.2f} scaled, on average. Do other weights, another place for LayerNorm or a smaller rate
+make up for the scale, at d_k = {middle}? {shelters}. By depth, unscaled against scaled:
+{depths}. And 1/√d_k is not the last word: 1/d_k, too small by the book, ends at
+{best_dk_small:.2f±} and {best_dk_large:.2f±}. Adam makes scores grow, the faster the larger d_k
+(claim 15): at d_k = {largest} and a rate of {fastest:g} the loss ends at {fast_root:.2f} with
+1/√d_k and at {fast_dk:.2f} with 1/d_k. Models this small with budgets this short say who is
+ahead, not who would arrive in the end.
 """
 NEEDS = ("torch",)
 SHOW = ("grid", "shelter", "depths", "few_stories")
@@ -75,7 +75,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "quick": {
         **{"steps": 100, "every": 10, "d_k": (16, 64), "rates": (RATE, 1.5e-2), "middle": 64},
         **{"depths": (1, 2), "stories": (32,)},
-        "shelter": (("small", "pre", RATE),),
+        "shelter": (("small", "pre", RATE), ("unit", "none", RATE)),
     },
     "full": {
         **{"steps": 400, "every": 10, "d_k": (16, 32, 64, 128, 256), "middle": 64},
@@ -174,11 +174,21 @@ def _against(part: dict[str, Array], chosen: Array) -> str:
 
 
 def _shelters(shelter: dict[str, Array]) -> str:
-    kinds = list(zip(*(shelter[name][0] for name in ("weights", "norm", "rate")), strict=True))
-    return "; ".join(
-        f"{WEIGHTS[weights]}, {NORMS[norm]}, rate {rate:g}: "
-        + _against(shelter, np.array([kind == (weights, norm, rate) for kind in kinds]))
-        for weights, norm, rate in dict.fromkeys(kinds)
+    """Which shelters let the unscaled model keep up, and under which it fares best."""
+    answers, scale = shelter["answers"].mean(axis=0), shelter["scale"][0]
+    none, root = answers[scale == "none"], answers[scale == "sqrt_dk"]
+    kinds = zip(
+        *(shelter[name][0][scale == "none"] for name in ("weights", "norm", "rate")), strict=True
+    )
+    names = [f"{WEIGHTS[weights]}, {NORMS[norm]}, rate {rate:g}" for weights, norm, rate in kinds]
+    keeps_up = (none - root <= BEHIND) & (none < GUESSING / 2)
+    hidden = [name for name, one in zip(names, keeps_up, strict=True) if one]
+    best = int(none.argmin())
+    return (
+        f"{len(hidden) or 'None'} of {len(names)} settings"
+        + f" ({'; '.join(hidden)})" * bool(hidden)
+        + f". The unscaled model fares best with {names[best]}: {none[best]:.2f}, against "
+        f"{root[best]:.2f} scaled"
     )
 
 
@@ -305,15 +315,12 @@ def _heat(grid: dict[str, Array], rule: str) -> Spec:
     """The loss of answers by d_k and learning rate."""
     widths, rates = (np.unique(grid[name][0]) for name in ("d_k", "rate"))
     means = grid["answers"].mean(axis=0)[grid["scale"][0] == rule].reshape(len(widths), len(rates))
+    most = 1.5 * GUESSING
     cells = {
-        **{"type": "heatmap", "z": means.T.round(3).tolist()},
+        **{"type": "heatmap", "z": means.T.round(3).tolist(), "zmin": 0, "zmax": round(most, 3)},
         **{"x": [f"{d:.0f}" for d in widths], "y": [f"{rate:g}" for rate in rates]},
-        **{
-            "zmin": 0,
-            "zmax": round(1.5 * GUESSING, 3),
-            "colorscale": "RdYlBu",
-            "reversescale": True,
-        },
+        # Grey is guessing.
+        "colorscale": [[0, BLUE], [GUESSING / most, "#e5e7eb"], [1, RED]],
         **{"texttemplate": "%{z:.2f}", "colorbar": {"title": {"text": "loss"}}},
         "hovertemplate": "d_k %{x}, rate %{y}: %{z:.2f}<extra></extra>",
     }
