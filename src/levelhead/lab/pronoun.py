@@ -211,12 +211,8 @@ def numbers(runs: Runs) -> dict[str, Any]:
     }
     for rule in RULES:
         found |= {
-            f"{short}_{rule}": at(scales, column, rule=rule)
-            for short, column in (
-                ("keys", "keys_of_it"),
-                ("cosine", "cosine"),
-                ("margin", "margin"),
-            )
+            f"{column}_{rule}": at(scales, column, rule=rule)
+            for column in ("keys", "cosine", "margin")
         }
     return found
 
