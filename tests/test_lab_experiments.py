@@ -22,7 +22,7 @@ EXPECTED = {
     "additive": "holds partly",
     "cosine": "holds partly",
     "depth": "holds partly",
-    "pronoun": "holds",
+    "pronoun": "holds partly",  # one pair of endings is not enough to tell
     "initialisation": "holds partly",
 }
 NAMES = list(EXPECTED)
@@ -240,7 +240,7 @@ ALTERED = [
     ("cosine", NOT, [put("at_start", "agreement", 0.5)]),
     ("depth", HOLDS, scaled_stacks(0.6, 1.0)),
     ("depth", NOT, scaled_stacks(0.01, 9.0)),
-    ("pronoun", PARTLY, [put("it", "shift", 0.0)]),
+    ("pronoun", HOLDS, [put("it", "shift", 0.2)]),
     (
         "pronoun",
         NOT,
