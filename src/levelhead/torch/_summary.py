@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import groupby
 
 from .._health import GradHealth, Health
 from .._verdicts import LEVELS
@@ -40,9 +41,12 @@ def summarise(
         lines.append(f"  {_name(layer):<{width}}  {marks}  {word}{through}")
         found += [(layer, verdict) for verdict in verdicts.values() if verdict.level in LEVELS[:3]]
     found.sort(key=lambda entry: LEVELS.index(entry[1].level))
-    for layer, verdict in found[:_WORST]:
-        lines.append(f"{_name(layer)}, head {verdict.head}: {verdict.verdict}. {verdict.reason}.")
-        lines.append(f"  What to do: {verdict.hint}")
+    for hint, heads_with_it in groupby(found[:_WORST], key=lambda entry: entry[1].hint):
+        lines += [
+            f"{_name(layer)}, head {verdict.head}: {verdict.verdict}. {verdict.reason}."
+            for layer, verdict in heads_with_it
+        ]
+        lines.append(f"  What to do: {hint}")
     if len(found) > _WORST:
         lines.append(f"and {len(found) - _WORST} more heads that need attention")
     if not found:

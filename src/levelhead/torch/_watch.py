@@ -98,7 +98,7 @@ class watch:
         self._seen, self._heard = Tally[Health](), Tally[GradHealth]()  # in this step
         self._health, self._gradients = Tally[Health](), Tally[GradHealth]()  # before it
         self._step = 0
-        self._entered = self._trains = self._evaluating = False
+        self._entered = self._listening = self._trains = self._evaluating = False
         self._by_hand = self._ran = self._over = False
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._last_optimizer = 0  # by id
@@ -157,10 +157,10 @@ class watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._ear.remove(self._listener)
+        self._entered = False
+        self._listen()
         for undo in self._undo:
             undo()
-        self._entered = False
         try:
             if self._seen:
                 self._end_step()
@@ -185,12 +185,18 @@ class watch:
             self._end_step()
         self._ear.settle()
         self._ran = True
-        self._evaluating = self._trains and _without_gradients()
+        self._evaluating = self._trains and self._without_gradients()
 
     def _end_forward(self) -> None:
         evaluated, self._evaluating = self._evaluating, False
-        if not (evaluated or self._by_hand) and self._ear.is_here() and _without_gradients():
+        if not (evaluated or self._by_hand) and self._ear.is_here() and self._without_gradients():
             self._end_step()
+
+    def _without_gradients(self) -> bool:
+        """Whether a forward of the model is none of training."""
+        if torch.is_grad_enabled() or _in_backward():
+            return False
+        return not (self.model.training and _in_function())
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer not in self._optimizers:
@@ -209,21 +215,22 @@ class watch:
             self._end_step()
 
     def _end_step(self) -> None:
-        step, self._over = self._step, False
+        self._over = False
         try:
             if self._seen:
                 self._hand_on(self._record())
         finally:
             self._seen.clear()
             self._heard.clear()
-            self._step = step + 1
-            if self._entered:
-                self._listen()
+            self._step += 1
+            self._listen()
 
     def _listen(self) -> None:
         """Hear of calls on steps that are recorded, and only then."""
-        recorded = self._step % self.every == 0
-        (self._ear.add if recorded else self._ear.remove)(self._listener)
+        recorded = self._entered and self._step % self.every == 0
+        if recorded != self._listening:
+            self._listening = recorded
+            (self._ear.add if recorded else self._ear.remove)(self._listener)
 
     def _record(self) -> StepRecord:
         """What is known of the current step, without alerts."""
@@ -315,13 +322,12 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _without_gradients() -> bool:
-    """Whether a forward is none of training: gradients are off, and not by a checkpoint."""
-    if torch.is_grad_enabled() or _in_backward():
-        return False
+def _in_function() -> bool:
+    """Whether a checkpoint or the like runs: without gradients for now, but for training."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_varnames[:1] == ("ctx",):  # a forward of torch.autograd.Function
-            return False
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            return True
         frame = frame.f_back
-    return True
+    return False

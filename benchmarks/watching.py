@@ -1,0 +1,185 @@
+"""python -m benchmarks.watching: what watching a model costs.
+
+A model runs plain, watched on every step, and between two recorded steps, in turns. The clock is
+the CPU time of the one thread that works, so that other programs on the machine count little; the
+best of many turns is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import levelhead.torch
+from benchmarks.machine import cpu_name
+from benchmarks.timing import no_garbage_collection
+
+EVERY, BETWEEN = "every step", "between"
+
+
+class Attention(nn.Module):
+    def __init__(self, d: int, heads: int, dropout: float = 0.0, fused: bool = True) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
+        self.heads, self.dropout, self.fused = heads, dropout, fused
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind()
+        if self.fused:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.dropout)
+        else:
+            scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+            hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+            y = F.dropout(scores.masked_fill(hidden, -torch.inf).softmax(-1), self.dropout) @ v
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Stack(nn.Sequential):
+    """Attention and nothing else."""
+
+    def __init__(self, layers: int, d: int, heads: int) -> None:
+        super().__init__(*(Attention(d, heads) for _ in range(layers)))
+
+
+class Block(nn.Module):
+    def __init__(self, d: int, heads: int, dropout: float, fused: bool) -> None:
+        super().__init__()
+        self.attention = Attention(d, heads, dropout, fused)
+        self.one, self.two = nn.LayerNorm(d), nn.LayerNorm(d)
+        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.one(x))
+        return x + self.mlp(self.two(x))
+
+
+class GPT2(nn.Module):
+    """The size of GPT-2, the head tied to the embedding."""
+
+    def __init__(self, layers: int = 12, dropout: float = 0.0, fused: bool = True) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(50_257, 768), nn.Embedding(1_024, 768)
+        self.blocks = nn.Sequential(*(Block(768, 12, dropout, fused) for _ in range(layers)))
+        self.norm = nn.LayerNorm(768)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
+        return F.linear(self.norm(self.blocks(x)), self.tokens.weight)
+
+
+@dataclass
+class Case:
+    name: str
+    calls: int  # of attention in one turn
+    model: nn.Module
+    turn: Callable[[], object]
+    end_step: Callable[[], object]
+    turns: int  # in a row, in one of the rounds
+    rounds: int
+    bar: float | None  # the most that watching every step may cost
+
+
+def forward(name: str, layers: int, d: int, heads: int, batch: int, length: int, rounds: int,
+            bar: float | None) -> Case:  # fmt: skip
+    model, x = Stack(layers, d, heads).eval(), torch.randn(batch, length, d)
+    size = f"{layers}×{d}, {heads} heads, batch {batch}, {length} tokens"
+
+    @torch.no_grad()
+    def turn() -> None:
+        model(x)
+
+    return Case(f"{name}: {size}", layers, model, turn, turn, 5, rounds, bar)
+
+
+def training(name: str, length: int, rounds: int, bar: float | None, layers: int = 12,
+             **options: bool | float) -> Case:  # fmt: skip
+    model = GPT2(layers, **options)  # type: ignore[arg-type]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    ids = torch.randint(50_257, (1, length))
+
+    def turn() -> None:
+        loss = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    quickly = torch.optim.SGD([model.norm.bias], lr=0.0).step
+    return Case(f"{name}, batch 1, {length} tokens", layers, model, turn, quickly, 1, rounds, bar)
+
+
+def cases(quick: bool) -> list[Callable[[], Case]]:
+    some = 2 if quick else 6
+    return [
+        lambda: forward("attention only", 2, 64, 4, 2, 32, 50 * some, None),
+        lambda: forward("attention only", 4, 128, 4, 8, 64, 30 * some, 0.25),
+        lambda: forward("attention only", 4, 256, 8, 8, 128, 15 * some, 0.25),
+        lambda: training("GPT-2, step", 128, 2 * some, 0.10),
+        lambda: training("GPT-2, step", 256, some, 0.10),
+        lambda: training("GPT-2 with dropout 0.1, step", 256, some, None, dropout=0.1),
+        lambda: training("GPT-2 written by hand, step", 256, some, None, fused=False),
+    ]
+
+
+def measure(case: Case) -> dict[str, float]:
+    """Best seconds of a turn: plain (""), watched on every step, between recorded steps."""
+    best = dict.fromkeys(("", EVERY, BETWEEN), float("inf"))
+    with no_garbage_collection():
+        for place in range(case.rounds + 1):
+            ways = [*best]
+            for way in ways[place % 3 :] + ways[: place % 3]:
+                with ExitStack() as stack:
+                    if way:
+                        watch = levelhead.torch.watch(case.model, every=1 if way == EVERY else 99)
+                        stack.enter_context(watch)
+                        watch.calls = 1  # else it would say that it saw nothing between
+                        if way == BETWEEN:
+                            case.end_step()
+                    for _ in range(case.turns):
+                        start = time.thread_time()
+                        case.turn()
+                        taken = time.thread_time() - start
+                        if place:  # the first round is to get warm
+                            best[way] = min(best[way], taken)
+    return best
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.watching", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a third of the turns, more noise")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a bar is not reached")
+    options = parser.parse_args(arguments)
+    logging.getLogger("levelhead").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    print(f"{cpu_name()}, one thread, PyTorch {torch.__version__}\n")
+    print("| model | plain ms | every step | per call | must | between | must |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    failed = False
+    for place, make in enumerate(all_cases := cases(options.quick)):
+        case = make()
+        print(f"[{place + 1}/{len(all_cases)}] {case.name}", file=sys.stderr, flush=True)
+        best = measure(case)
+        plain = best[""]
+        every, between = (best[way] / plain - 1 for way in (EVERY, BETWEEN))
+        bars = ("", "") if case.bar is None else (f"< {case.bar:.0%}", "< 2%")
+        per_call = (best[EVERY] - plain) / case.calls * 1e6
+        print(
+            f"| {case.name} | {plain * 1e3:.3g} | {every:+.1%} | {per_call:+.0f} µs | {bars[0]} "
+            f"| {between:+.1%} | {bars[1]} |",
+            flush=True,
+        )
+        failed |= case.bar is not None and (every >= case.bar or between >= 0.02)
+    return int(failed and options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
