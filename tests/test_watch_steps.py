@@ -24,6 +24,7 @@ from watch_support import (
 )
 
 import levelhead.torch
+from levelhead.store import JsonLines, Store, StoreError, read_run
 
 X = randn(2, 13, 32)
 
@@ -442,6 +443,19 @@ def test_entering_again():
     assert watch.calls == 4
 
 
+def test_entering_again_after_training():
+    model = Stack()
+    watch, records = watching(model)
+    with watch:
+        model(X).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    model.layers.append(Stack(1).layers[0])  # has a name, too
+    with watch, torch.no_grad():
+        model(X)  # nothing trains now: this is a step
+    assert [record.step for record in records] == [0, 1]
+    assert list(records[1].health) == ["layers.0", "layers.1", "layers.2"]
+
+
 def test_errors_pass_through():
     model = Stack()
     watch, records = watching(model)
@@ -672,3 +686,36 @@ def test_the_history_thins_out(monkeypatch):
     kept = [record.step for record in watch._history]
     assert len(records) == 50 and len(kept) <= 10
     assert kept[0] == 0 and kept[-1] >= 40 and len(set(np.diff(kept))) == 1
+
+
+# ---------------------------------------------------------------- where it goes
+
+
+def test_store_and_sinks(tmp_path):
+    model = lively(Stack(), size=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    path, lines = tmp_path / "run.db", JsonLines(tmp_path / "run.jsonl")
+    with levelhead.torch.watch(model, every=2, store=path, sinks=[lines]) as seen:
+        for _ in range(4):
+            model(X).sum().backward()
+            optimizer.step()
+        assert read_run(path).steps == [0, 2]  # to be read while it is written
+    lines.close()
+    run = read_run(path)
+    assert (run.model, run.layers) == ("Stack", ["layers.0", "layers.1"])
+    assert run.total() == seen.health
+    assert len((tmp_path / "run.jsonl").read_text().splitlines()) >= 2
+    with Store(path, name="second") as store:
+        with levelhead.torch.watch(model, store=store), torch.no_grad():
+            model(X)
+        with levelhead.torch.watch(model, store=store), torch.no_grad():  # it is still open
+            model(X)
+    assert read_run(path).name == "second"
+
+
+def test_a_store_that_cannot_be_opened_says_so_before_anything(tmp_path):
+    model = Stack()
+    (tmp_path / "no.db").write_text("not a database")
+    with pytest.raises(StoreError), levelhead.torch.watch(model, store=tmp_path / "no.db"):
+        pytest.fail("it went on")
+    assert modes() == 0 and not model._forward_hooks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import tempfile
 import time
 import warnings
@@ -22,6 +21,7 @@ from .._health import GradHealth, Health
 from .._records import Alert, StepRecord
 from ._alerts import Judge
 from ._calls import Call
+from ._forwards import Hook, in_backward, in_function
 from ._intercept import Listener
 from ._listen import Ear
 from ._makers import module_names
@@ -94,7 +94,6 @@ class watch:
         self._on_alert, self._gradients_wanted = on_alert, gradients
         self._thresholds = dict(thresholds or {})
         self._judge = Judge(self._thresholds)
-        self._listener = Listener(self._see, module_names(model))
         self._seen, self._heard = Tally[Health](), Tally[GradHealth]()  # in this step
         self._health, self._gradients = Tally[Health](), Tally[GradHealth]()  # before it
         self._step = 0
@@ -144,11 +143,14 @@ class watch:
             from ..store import Store  # noqa: PLC0415
 
             self._own = [Store(self._path, model=type(self.model).__name__)]
-        self._entered, self._ear = True, Ear.of_this_thread()
+        self._entered, self._trains = True, False
+        self._optimizers.clear()
+        self._ear = Ear.of_this_thread()
+        self._listener = Listener(self._see, module_names(self.model))
         stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
         self._undo = [stepped.remove]
         if not isinstance(self.model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
-            begin, end = _Hook(self._begin_forward), _Hook(self._end_forward)
+            begin, end = Hook(self._begin_forward), Hook(self._end_forward)
             self._undo += [
                 self.model.register_forward_pre_hook(begin).remove,
                 self.model.register_forward_hook(end, always_call=True).remove,
@@ -194,9 +196,9 @@ class watch:
 
     def _without_gradients(self) -> bool:
         """Whether a forward of the model is none of training."""
-        if torch.is_grad_enabled() or _in_backward():
+        if torch.is_grad_enabled() or in_backward():
             return False
-        return not (self.model.training and _in_function())
+        return not (self.model.training and in_function())
 
     def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
         if optimizer not in self._optimizers:
@@ -209,7 +211,7 @@ class watch:
         if self._by_hand or not (self._ran or self._last_optimizer in (0, id(optimizer))):
             return
         self._last_optimizer, self._ran = id(optimizer), False
-        if _in_backward():  # one that steps as gradients arrive: more of them will
+        if in_backward():  # one that steps as gradients arrive: more of them will
             self._over = True
         else:
             self._end_step()
@@ -271,7 +273,7 @@ class watch:
     # ------------------------------------------------------------ calls
 
     def _see(self, call: Call) -> None:
-        again = _in_backward()  # a checkpoint's second forward, counted before
+        again = in_backward()  # a checkpoint's second forward, counted before
         if self._over and not again:
             self._end_step()
         if self._evaluating or self._step % self.every:
@@ -290,20 +292,6 @@ class watch:
         return call.module if known == heads else f"{call.module} ({heads} heads)".strip()
 
 
-class _Hook:
-    """A forward hook that stays behind when its module is copied or saved, and out of graphs."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():
-            self._call()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial, (sys.audit, "levelhead.hook")  # takes all, does nothing
-
-
 def _together(before: Tally[Statistics], new: Tally[Statistics]) -> dict[str, Statistics]:
     together = Tally[Statistics]()
     together.add_all(before.merged())
@@ -316,18 +304,3 @@ def _in_order_of(
 ) -> dict[str, GradHealth]:
     """Gradients arrive from the last layer to the first."""
     return {layer: gradients[layer] for layer in health if layer in gradients}
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
-def _in_function() -> bool:
-    """Whether a checkpoint or the like runs: without gradients for now, but for training."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
-            return True
-        frame = frame.f_back
-    return False
