@@ -254,7 +254,7 @@ ALTERED = [
     ("training", "holds partly", [BEHIND, ARRIVED, NARROW, *WORSE]),
     ("training", "holds partly", WORSE),
     ("growth", "holds", [set_where("rates", "last_score_std", 5.0)]),
-    ("growth", "holds partly", [set_where("rates", "last_score_std", 5.0, rate=0.05)]),
+    ("growth", "holds partly", [set_where("rates", "last_score_std", 5.0, rate=0.015)]),
 ]
 
 
@@ -296,16 +296,25 @@ def test_figures_of_another_model_are_not_taken_for_these(monkeypatch):
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
 
 
-def test_settings_are_trained_once(monkeypatch):
-    module, settings = lab.experiments()["training"].module, []
+@pytest.mark.parametrize(
+    ("name", "size", "count"),
+    [
+        *[("training", "quick", 24), ("training", "full", 118)],
+        *[("growth", "quick", 7), ("growth", "full", 13)],
+    ],
+)
+def test_every_setting_is_trained_once_and_told(monkeypatch, name, size, count):
+    one, settings = lab.experiments()[name], []
 
     def note(budget, seed, **setting):
         settings.append((budget, seed, *sorted(setting.items())))
         return dataclasses.replace(small, answers=np.ones(budget.steps))
 
-    small = train(SHORT, 0, rate=1e-3, d_k=4, width=8)
-    monkeypatch.setattr(module, "train", note)
-    module.measure("quick", 0)
-    assert len(settings) == len(set(settings)) == 24
-    assert {seed for _, seed, *_ in settings} == {0}
-    assert {budget.steps for budget, *_ in settings} == {100, 200}
+    small = train(SHORT, 7, rate=1e-3, d_k=4, width=8)
+    monkeypatch.setattr(one.module, "train", note)
+    run = plain(one.measure(size, 7))
+    assert len(settings) == len(set(settings)) == count
+    assert {seed for _, seed, *_ in settings} == {7}
+    told = " ".join(text.format(**one.numbers([run])) for text in (one.done, one.found, one.limits))
+    assert "nan" not in told and one.verdict([run])[0] == "does not hold"
+    json.dumps(one.plot([run]), allow_nan=False)

@@ -23,13 +23,13 @@ scores with them, the more the higher the learning rate; large models clip, cap 
 DONE = """
 The language model of claim 9, scaled by 1/√d_k (d_k = {d_k}), was trained for {steps} steps with
 Adam at learning rates from {slowest:g} to {fastest:g}, and levelhead.torch.watch recorded every
-head. Then the same at {fastest:g} with QK-norm (RMSNorm with a learned weight over queries and
+head. Then the same at {hot:g} with QK-norm (RMSNorm with a learned weight over queries and
 over keys), with a softcap of {limit:g}, and with QK-clip: whenever the watch saw a head pass
 {limit:g}, its queries and keys were scaled back (large models use 100; this one is small).
 """
 FOUND = """
 The scores begin with a standard deviation of {start:.2f±}. In the end it is {stds}; the largest
-score is {largest}. At a rate of {rate:g} it becomes {by_width}. At {fastest:g} the share of
+score is {largest}. At a rate of {rate:g} it becomes {by_width}. At {hot:g} the share of
 saturated rows went from {saturated_start:.0%} to {saturated_end:.0%}, and the loss of the answers
 ended at {plain:.2f±}, where {best_rate:g} gave {best:.2f±} and guessing costs {guessing:.2f}. What
 the remedies make of it: {remedies}.
@@ -40,7 +40,7 @@ learns best, the spread grows too, to {best_std:.1f}. It becomes one where rows 
 model has learned where to look. QK-norm bounds a score by the weights it learns, QK-clip after the
 fact; a softcap bounds what enters the softmax and leaves the scores themselves to grow (largest:
 {capped:.0f}). With the best of them, {remedy}, the model ends at {remedied:.2f±} at a rate of
-{fastest:g}; bare, at its best rate, at {best:.2f±}. Which remedy is best depends on their limits,
+{hot:g}; bare, at its best rate, at {best:.2f±}. Which remedy is best depends on their limits,
 which were not tuned.
 """
 NEEDS = ("torch",)
@@ -48,12 +48,12 @@ SHOW = ("rates", "remedies", "widths")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
 SECONDS = {"tiny": 0.8, "quick": 7.0, "full": 60.0}
 
-D_K, RATE, LIMIT = 64, 5e-3, 20.0
+D_K, RATE, HOT, LIMIT = 64, 5e-3, 1.5e-2, 20.0
 SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"steps": 6, "every": 3, "rates": (RATE, 5e-2), "widths": (16, D_K)},
-    "quick": {"steps": 100, "every": 10, "rates": (1.5e-3, RATE, 1.5e-2), "widths": (16, D_K)},
+    "tiny": {"steps": 6, "every": 3, "rates": (RATE, HOT), "widths": (16, D_K)},
+    "quick": {"steps": 100, "every": 10, "rates": (1.5e-3, RATE, HOT), "widths": (16, D_K)},
     "full": {
-        **{"steps": 600, "every": 20, "rates": (5e-4, 1.5e-3, RATE, 1.5e-2, 5e-2)},
+        **{"steps": 600, "every": 20, "rates": (5e-4, 1.5e-3, RATE, HOT, 5e-2)},
         "widths": (16, 32, D_K, 128, 256),
     },
 }
@@ -62,8 +62,9 @@ REMEDIES: dict[str, dict[str, Any]] = {
     "QK-norm": {"qk_norm": True},
     "softcap": {"softcap": LIMIT},
     "QK-clip": {"clip": LIMIT},
+    "QK-clip at 100": {"clip": 100.0},  # comes into play only after many steps
 }
-COLOURS = {"none": RED, "QK-norm": BLUE, "softcap": PURPLE, "QK-clip": GREEN}
+COLOURS = dict(zip(REMEDIES, (RED, BLUE, PURPLE, GREEN, ORANGE), strict=True))
 GROWN = 1.5
 
 
@@ -73,23 +74,27 @@ def measure(size: str, seed: int) -> Figures:
     budget = Budget(sizes["steps"], every=sizes["every"])
 
     @cache
-    def run(rate: float, d_k: int = D_K, remedy: str = "none") -> Trained:
+    def trained(rate: float, d_k: int, remedy: str) -> Trained:
         return train(budget, seed, rate=rate, d_k=d_k, width=64, **REMEDIES[remedy])
 
-    rates, hot = sizes["rates"], sizes["rates"][-1]
+    def run(rate: float, d_k: int = D_K, remedy: str = "none") -> Trained:
+        return trained(rate, d_k, remedy)
+
+    rates = sizes["rates"]
+    remedies = list(REMEDIES)[: 5 if size == "full" else 4]
     return {
         "rates": table({"rate": rate} | _outcome(run(rate)) for rate in rates),
         "widths": table({"d_k": d_k} | _outcome(run(RATE, d_k)) for d_k in sizes["widths"]),
         "remedies": table(
-            {"remedy": remedy} | _outcome(run(hot, remedy=remedy)) for remedy in REMEDIES
+            {"remedy": remedy} | _outcome(run(HOT, remedy=remedy)) for remedy in remedies
         ),
         "growth": table({"rate": rate} | look for rate in rates for look in _looks(run(rate))),
         "remedied": table(
             {"remedy": remedy} | look
-            for remedy in REMEDIES
-            for look in _looks(run(hot, remedy=remedy))
+            for remedy in remedies
+            for look in _looks(run(HOT, remedy=remedy))
         ),
-        "heads": table({"rate": hot} | row for row in run(hot).heads()),
+        "heads": table({"rate": HOT} | row for row in run(HOT).heads()),
         "steps": sizes["steps"],
     }
 
@@ -140,26 +145,27 @@ def numbers(runs: Runs) -> dict[str, Any]:
     def listed(name: str, digits: int) -> str:
         return ", ".join(f"{end(name, rate):.{digits}f} at {rate:g}" for rate in column)
 
-    remedy = min(list(REMEDIES)[1:], key=worth)
+    tried = list(remedies["remedy"][0][1:])
+    remedy = min(tried, key=worth)
     return {
         **{"remedy": remedy, "remedied": worth(remedy), "rate": RATE},
         **{"d_k": D_K, "limit": LIMIT, "guessing": GUESSING, "steps": int(figures["steps"][0])},
-        **{"slowest": column[0], "fastest": fastest, "best_rate": best},
+        **{"slowest": column[0], "fastest": fastest, "best_rate": best, "hot": HOT},
         "start": Spread(rates["first_score_std"].mean(axis=1)),
         **{"stds": listed("last_score_std", 1), "largest": listed("last_score_max", 0)},
         "by_width": ", ".join(
             f"{at(widths, 'last_score_std', d_k=d_k):.1f} at d_k = {d_k:.0f}"
             for d_k in widths["d_k"][0]
         ),
-        "saturated_start": end("first_saturated", fastest),
-        "saturated_end": end("last_saturated", fastest),
-        **{"plain": end("answers", fastest), "best": end("answers", best)},
+        "saturated_start": end("first_saturated", HOT),
+        "saturated_end": end("last_saturated", HOT),
+        **{"plain": end("answers", HOT), "best": end("answers", best)},
         "best_std": end("last_score_std", best),
         "remedies": "; ".join(
             f"{remedy}: largest score {at(remedies, 'last_score_max', remedy=remedy):.0f}, "
             f"saturated {at(remedies, 'last_saturated', remedy=remedy):.0%}, "
             f"loss {worth(remedy):.2f±}"
-            for remedy in list(REMEDIES)[1:]
+            for remedy in tried
         ),
         "capped": at(remedies, "last_score_max", remedy="softcap"),
     }
@@ -184,7 +190,7 @@ def plot(runs: Runs) -> list[Spec]:
     """Spread and size of the scores over the steps, by rate and by remedy; every head."""
     figures = stack(runs)
     rates, remedies = figures["rates"], figures["remedies"]
-    column, hot = rates["rate"][0], float(rates["rate"][0][-1])
+    column, tried = rates["rate"][0], list(remedies["remedy"][0])
     # From cold to hot.
     colours = dict(zip(column, (GREY, BLUE, GREEN, ORANGE, RED)[-len(column) :], strict=True))
 
@@ -213,13 +219,13 @@ def plot(runs: Runs) -> list[Spec]:
         )
     ]
     losses = {
-        **{"type": "bar", "x": list(REMEDIES), "showlegend": False},
-        **{"y": [float(at(remedies, "answers", remedy=one)) for one in REMEDIES]},
+        **{"type": "bar", "x": [str(one) for one in tried], "showlegend": False},
+        **{"y": [float(at(remedies, "answers", remedy=one)) for one in tried]},
         "error_y": {
             "type": "data",
-            "array": [at(remedies, "answers", remedy=one).std for one in REMEDIES],
+            "array": [at(remedies, "answers", remedy=one).std for one in tried],
         },
-        "marker": {"color": [COLOURS[one] for one in REMEDIES]},
+        "marker": {"color": [COLOURS[one] for one in tried]},
     }
     return [
         picture(
@@ -241,19 +247,21 @@ def plot(runs: Runs) -> list[Spec]:
             score,
         ),
         picture(
-            f"Largest score with a remedy (rate {hot:g})",
+            f"Largest score with a remedy (rate {HOT:g})",
             [
                 guide(f"softcap, QK-clip: {LIMIT:g}", steps, LIMIT),
-                *lines(figures["remedied"], "remedy", "score_max", COLOURS),
+                *lines(
+                    figures["remedied"], "remedy", "score_max", {one: COLOURS[one] for one in tried}
+                ),
             ],
             step,
             score,
         ),
         picture(
-            f"What the remedies are worth (rate {hot:g})",
+            f"What the remedies are worth (rate {HOT:g})",
             [losses],
             axis("remedy"),
             axis("loss of answers"),
         ),
-        picture(f"Every head (rate {hot:g})", each, step, axis("standard deviation", log=True)),
+        picture(f"Every head (rate {HOT:g})", each, step, axis("standard deviation", log=True)),
     ]
