@@ -46,7 +46,7 @@ which were not tuned.
 NEEDS = ("torch",)
 SHOW = ("rates", "remedies", "widths")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
-SECONDS = {"tiny": 0.8, "quick": 7.0, "full": 60.0}
+SECONDS = {"tiny": 0.7, "quick": 6.0, "full": 60.0}
 
 D_K, RATE, HOT, LIMIT = 64, 5e-3, 1.5e-2, 20.0
 SIZES: dict[str, dict[str, Any]] = {
@@ -143,7 +143,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         return at(remedies, "answers", remedy=remedy)
 
     def listed(name: str, digits: int) -> str:
-        return ", ".join(f"{end(name, rate):.{digits}f} at {rate:g}" for rate in column)
+        return ", ".join(f"{end(name, rate):,.{digits}f} at {rate:g}" for rate in column)
 
     tried = list(remedies["remedy"][0][1:])
     remedy = min(tried, key=worth)
@@ -178,7 +178,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
     largest = rates["last_score_max"].mean(axis=0)
     grown = growth > GROWN
     why = "the standard deviation of the scaled scores grows " + ", ".join(
-        f"{times:.1f} times at a rate of {rate:g} (largest score {most:.0f})"
+        f"{times:,.1f} times at a rate of {rate:g} (largest score {most:,.0f})"
         for times, rate, most in zip(growth, rates["rate"][0], largest, strict=True)
     )
     if grown.all():
@@ -240,7 +240,7 @@ def plot(runs: Runs) -> list[Spec]:
         picture(
             "Largest score",
             [
-                guide("where QK-clip begins in large models", steps, 100.0),
+                guide("QK-clip in large models", steps, 100.0),
                 *lines(figures["growth"], "rate", "score_max", colours),
             ],
             step,
