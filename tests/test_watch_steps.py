@@ -341,6 +341,18 @@ def test_compiled_in_place_and_evaluated():
     assert [record.step for record in records] == [0, 1]
 
 
+def test_a_compiled_model_that_only_infers():
+    torch.compiler.reset()
+    model = lively(Stack()).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    watch, records = watching(compiled, every=2)
+    with watch, torch.no_grad():
+        for _ in range(5):
+            compiled(X)
+    assert [record.step for record in records] == [0, 2, 4]
+    assert list(watch.health) == ["layers.0", "layers.1"]
+
+
 # ---------------------------------------------------------------- other modes, threads, several
 
 
