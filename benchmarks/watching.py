@@ -8,6 +8,7 @@ best of many turns is taken.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -165,6 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     failed = False
     for place, make in enumerate(all_cases := cases(options.quick)):
+        case = None  # the last one's memory
+        gc.collect()
         case = make()
         print(f"[{place + 1}/{len(all_cases)}] {case.name}", file=sys.stderr, flush=True)
         best = measure(case)
