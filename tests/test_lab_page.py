@@ -93,6 +93,24 @@ def test_the_contents_lead_to_every_claim_with_its_verdict(look, page_file):
     assert "def measure(size: str, seed: int)" in code.inner_text()
 
 
+def test_a_legend_names_every_line_and_hides_it_on_a_click(look):
+    page = look("phone light")
+    plot = page.locator("#saturation-0")
+    buttons = plot.locator("xpath=preceding-sibling::div").locator("button")
+    assert buttons.count() == 4  # two scales, two numbers of keys
+    assert buttons.first.inner_text() == "no scale, 16 keys"
+    assert plot.locator(".legend").count() == 0  # Plotly's own, which would lie over the lines
+    low, top = buttons.last.bounding_box(), plot.bounding_box()
+    assert low["y"] + low["height"] <= top["y"]
+    assert plot.locator(".scatterlayer .trace .point").count() == 4 * 6
+
+    buttons.first.click()
+    assert buttons.first.get_attribute("aria-pressed") == "false"
+    soon(lambda: plot.locator(".scatterlayer .trace .point").count() == 3 * 6)
+    buttons.first.click()
+    soon(lambda: plot.locator(".scatterlayer .trace .point").count() == 4 * 6)
+
+
 def test_hovering_shows_values_and_dragging_zooms(look):
     page = look("laptop light")
     plot = page.locator("#cosine-1")

@@ -25,7 +25,10 @@ def main(page: str, out: str, *names: str) -> None:
         opened.goto(Path(page).resolve().as_uri())
         opened.wait_for_selector("body[data-drawn=all]", timeout=120_000)
         # A picture alone is narrower than one that shares a row, so that its letters can be read.
-        opened.add_style_tag(content=".pictures { grid-template-columns: 560px !important }")
+        opened.add_style_tag(
+            content=".pictures { grid-template-columns: 592px !important } "
+            "figure { padding: 14px 16px; background: var(--page) }"
+        )
         opened.set_viewport_size({"width": 1281, "height": 900})  # draws again
         opened.wait_for_timeout(3000)
         for plot in opened.locator(".plot").all():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
@@ -12,7 +11,9 @@ from typing import Any
 
 from .. import __version__
 from ._experiment import VERDICTS
+from ._legend import legend
 from ._results import NOT_RUN, Outcome
+from ._rich import rich
 from ._tables import shown_tables
 
 MARKS = {"holds": "●", "holds partly": "◐", "does not hold": "○", NOT_RUN: "–"}
@@ -69,7 +70,7 @@ def _plural(verdict: str, count: int) -> str:
 
 def _entry(one: Outcome) -> str:
     """A line of the table of contents."""
-    name, title = one.experiment.name, _rich(one.experiment.title)
+    name, title = one.experiment.name, rich(one.experiment.title)
     return (
         f'<li><a href="#{name}"><span class="number">{one.experiment.claim}</span>'
         f'<span class="title">{title}</span>{_pill(one.verdict()[0])}</a></li>'
@@ -88,23 +89,23 @@ def _kind(verdict: str) -> str:
 def _section(one: Outcome) -> str:
     experiment = one.experiment
     verdict, why = one.verdict()
-    number = f'<span class="number">{experiment.claim}</span>'
+    number = f'<a class="number" href="#{experiment.name}">{experiment.claim}</a>'
     head = (
         f'<section id="{experiment.name}" class="claim">\n'
-        f"<h2><span>{number} {_rich(experiment.title)}</span>{_pill(verdict)}</h2>"
+        f"<h2><span>{number} {rich(experiment.title)}</span>{_pill(verdict)}</h2>"
     )
     if not one.runs:
-        said = f"<blockquote>{_rich(experiment.said)}</blockquote>"
-        return f'{head}\n{said}\n<p class="why">Not run: {_rich(why)}</p>\n</section>'
+        said = f"<blockquote>{rich(experiment.said)}</blockquote>"
+        return f'{head}\n{said}\n<p class="why">Not run: {rich(why)}</p>\n</section>'
     texts = one.texts()
     if one.clock():
         texts["found"] += f" By the clock, this time: {one.clock()}"
     columns = "\n".join(
-        f"<div><h3>{label}</h3><p>{_rich(texts[part])}</p></div>" for part, label in PARTS.items()
+        f"<div><h3>{label}</h3><p>{rich(texts[part])}</p></div>" for part, label in PARTS.items()
     )
     return f"""{head}
-<blockquote>{_rich(texts["said"])}</blockquote>
-<p class="why {_kind(verdict)}">{_rich(_sentence(why))}</p>
+<blockquote>{rich(texts["said"])}</blockquote>
+<p class="why {_kind(verdict)}">{rich(_sentence(why))}</p>
 {_frames(one)}
 <div class="parts">
 {columns}
@@ -116,9 +117,10 @@ def _section(one: Outcome) -> str:
 
 def _frames(one: Outcome) -> str:
     pictures = one.experiment.plot(one.runs)
-    small = " small" if len(pictures) > 3 else ""
+    small = " small" if len(pictures) == 4 else ""
     frames = "".join(
-        f"<figure><figcaption>{_rich(picture['layout']['title']['text'])}</figcaption>"
+        f"<figure><figcaption>{rich(picture['layout']['title']['text'])}</figcaption>"
+        f"{legend(picture)}"
         f'<div class="plot" id="{one.experiment.name}-{i}"></div></figure>'
         for i, picture in enumerate(pictures)
     )
@@ -128,10 +130,10 @@ def _frames(one: Outcome) -> str:
 def _numbers(one: Outcome) -> str:
     seeds = f"{len(one.seeds)} seed{'s' * (len(one.seeds) != 1)}"
     tables = "\n".join(
-        f'<h3>{_rich(name)}</h3><div class="scroll"><table><thead><tr>'
-        + "".join(f"<th>{_rich(column)}</th>" for column in header)
+        f'<h3>{rich(name)}</h3><div class="scroll"><table><thead><tr>'
+        + "".join(f"<th>{rich(column)}</th>" for column in header)
         + "</tr></thead><tbody>"
-        + "".join("<tr>" + "".join(f"<td>{_rich(c)}</td>" for c in row) + "</tr>" for row in rows)
+        + "".join("<tr>" + "".join(f"<td>{rich(c)}</td>" for c in row) + "</tr>" for row in rows)
         + "</tbody></table></div>"
         for name, header, rows in shown_tables(one)
     )
@@ -149,7 +151,7 @@ def _code(one: Outcome) -> str:
     return (
         "<details><summary>Repeat it</summary>\n"
         f"<pre><code>levelhead lab {one.experiment.name}{size}</code></pre>\n"
-        f"<p>How the verdict is read off the figures: {_rich(rule)} What is measured, from "
+        f"<p>How the verdict is read off the figures: {rich(rule)} What is measured, from "
         f"<code>levelhead/lab/{one.experiment.name}.py</code>:</p>\n"
         f"<pre><code>{source}</code></pre></details>"
     )
@@ -170,20 +172,13 @@ def _sentence(why: str) -> str:
     return why[:1].upper() + why[1:]
 
 
-def _rich(text: str) -> str:
-    """Text as HTML, with real subscripts."""
-    return re.sub(
-        r"(?<![\w])([dWp])_(model|[a-z])(?![\w])", r"\1<sub>\2</sub>", escape(text, False)
-    )
-
-
 def _lettered(spec: Any) -> Any:
     """The same subscripts in a picture's labels; its title stands above it on the page."""
     if isinstance(spec, dict):
         return {name: _lettered(value) for name, value in spec.items()}
     if isinstance(spec, list):
         return [_lettered(value) for value in spec]
-    return _rich(spec) if isinstance(spec, str) and "_" in spec else spec
+    return rich(spec) if isinstance(spec, str) and "_" in spec else spec
 
 
 def _asset(name: str) -> str:

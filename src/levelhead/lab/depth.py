@@ -137,7 +137,7 @@ def plot(runs: Runs) -> list[Spec]:
     columns = {
         "entropy_ratio": ("Entropy of the softmax", "entropy / maximum"),
         "similarity": ("How alike the positions are", "mean cosine"),
-        "W_q": ("Gradient of W_q", "norm"),
+        "W_q": ("Gradient of W_q", "norm, cut at 10⁻¹²"),
     }
     styles = {"pre-norm and MLP": "solid", "bare": "dot"}
     pictures = []

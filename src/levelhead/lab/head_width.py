@@ -148,6 +148,6 @@ def plot(runs: Runs) -> list[Spec]:
             "Standard deviation of the scaled scores",
             spread,
             axis("heads of the model", log=True, ticks=(8, 12, 32, 96)),
-            axis("standard deviation"),
+            axis("standard deviation", rangemode="tozero"),
         ),
     ]

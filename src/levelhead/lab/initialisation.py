@@ -256,14 +256,14 @@ def plot(runs: Runs) -> list[Spec]:
     figures = stack(runs)
     schemes, heads = figures["schemes"], figures["heads"]
     names = [
-        weights if words == "LayerNorm" else f"{weights}, {words}"
+        weights if words == "LayerNorm" else f"{weights},<br>{words}"
         for weights, words in zip(schemes["weights"][0], schemes["words"][0], strict=True)
     ]
     variance = schemes["score_variance"].mean(axis=0)
     starts = {
         **{"type": "scatter", "mode": "markers", "y": names, "x": [float(v) for v in variance]},
         **{"marker": {"color": BLUE, "size": 10}, "showlegend": False},
-        "hovertemplate": "%{y}: %{x:.3g}<extra></extra>",
+        "hovertemplate": "%{x:.3g}<extra></extra>",
     }
     one = {"type": "line", "x0": 1, "x1": 1, "yref": "paper", "y0": 0, "y1": 1}
     dots = []

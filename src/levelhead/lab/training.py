@@ -300,13 +300,13 @@ def plot(runs: Runs) -> list[Spec]:
     return [
         picture(f"Learning to answer (d_k = {largest}, rate {RATE:g})", learning, step, loss),
         picture("Where each scale ends at its best learning rate", ends, d_k, loss),
-        *(_heat(grid, rule) for rule in BOTH),
         picture(
             f"Saturated rows while learning (d_k = {largest}, rate {RATE:g})",
             saturated,
             step,
             axis("share of rows", tickformat=".0%"),
         ),
+        *(_heat(grid, rule) for rule in BOTH),
         _generalising(figures["few_stories"]),
     ]
 
