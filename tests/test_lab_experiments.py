@@ -22,7 +22,7 @@ EXPECTED = {
     "additive": "holds partly",
     "cosine": "holds partly",
     "depth": "holds partly",
-    "pronoun": "holds partly",  # one pair of endings is not enough to tell
+    "pronoun": "does not hold",  # one pair of endings is not enough to tell from chance
     "initialisation": "holds partly",
 }
 NAMES = list(EXPECTED)
@@ -186,6 +186,15 @@ def scaled_stacks(entropy, gradient):
     ]
 
 
+def meaning(**weights):
+    """Changes: what every head gives dog and ball where the dog or the ball is meant."""
+    return [
+        put("it", f"{noun}_if_{meant}", weight)
+        for meant, pair in weights.items()
+        for noun, weight in zip(("dog", "ball"), pair, strict=True)
+    ]
+
+
 HOLDS, PARTLY, NOT = "holds", "holds partly", "does not hold"
 ALTERED = [
     ("five_steps", PARTLY, [put("steps", "shape", lambda shapes: [*shapes[:-1], "3×65"])]),
@@ -240,15 +249,30 @@ ALTERED = [
     ("cosine", NOT, [put("at_start", "agreement", 0.5)]),
     ("depth", HOLDS, scaled_stacks(0.6, 1.0)),
     ("depth", NOT, scaled_stacks(0.01, 9.0)),
-    ("pronoun", HOLDS, [put("it", "shift", 0.2)]),
-    (
-        "pronoun",
-        NOT,
-        [put("it", "shift", 0.0), put("it", "dog_sqrt_dk", 0.0), put("it", "ball_sqrt_dk", 0.0)],
-    ),
+    ("pronoun", HOLDS, meaning(dog=(0.3, 0.1), ball=(0.1, 0.3))),
+    ("pronoun", PARTLY, meaning(dog=(0.4, 0.1), ball=(0.2, 0.1))),  # leans, but stays with the dog
     ("initialisation", HOLDS, [put("schemes", "score_variance", 1.0)]),
     ("initialisation", NOT, [put("schemes", "score_variance", 5.0)]),
 ]
+
+
+def test_it_is_resolved_only_by_more_heads_than_chance_and_in_every_pair(figures):
+    """One head that picks the right noun is enough in eight pairs, and chance in one."""
+    run, verdict = figures("pronoun"), lab.experiments()["pronoun"].verdict
+    for change in meaning(dog=(0.3, 0.1), ball=(0.3, 0.1)):  # the dog, whatever is meant
+        change(run)
+    assert verdict([run] * 8)[0] == NOT
+    right = copy.deepcopy(run)
+    right["it"]["dog_if_ball"][5], right["it"]["ball_if_ball"][5] = 0.1, 0.3
+    assert verdict([right] * 8)[0] == HOLDS
+    assert verdict([right])[0] == NOT
+    assert verdict([right] * 7 + [run])[0] == NOT  # in all pairs but one
+
+    leaning = copy.deepcopy(run)
+    leaning["it"]["dog_if_ball"][5] = 0.15  # still the dog, but less
+    assert verdict([leaning] * 8)[0] == PARTLY
+    leaning["it"]["dog_if_dog"][6] = 0.15  # and one that leans the other way
+    assert verdict([leaning] * 8)[0] == NOT
 
 
 @pytest.mark.parametrize(("name", "expected", "changes"), ALTERED)
