@@ -253,7 +253,15 @@ ALTERED = [
     ("training", "holds partly", [BEHIND, ARRIVED]),
     ("training", "holds partly", [BEHIND, ARRIVED, NARROW, *WORSE]),
     ("training", "holds partly", WORSE),
-    ("growth", "holds", [set_where("rates", "last_score_std", 5.0)]),
+    (
+        "growth",
+        "holds",
+        [
+            set_where("rates", "last_score_std", 5.0, rate=0.005),
+            set_where("rates", "last_score_std", 9.0, rate=0.015),
+        ],
+    ),
+    ("growth", "holds partly", [set_where("rates", "last_score_std", 5.0)]),  # no more if faster
     ("growth", "holds partly", [set_where("rates", "last_score_std", 5.0, rate=0.015)]),
 ]
 

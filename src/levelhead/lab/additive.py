@@ -28,9 +28,9 @@ time and memory both were run on whole arrays, in NumPy and float32, on the same
 turns, the best of {repeats} rounds; the engine beside them.
 """
 FOUND = """
-With vectors {growth} times as long the largest additive score is {additive_max:.1f±}, within its
-bound |v|₁ = {bound:.1f}; the scaled dot product reaches {dot_max:,.0f}. The additive top weight
-stays at {additive_top:.2f±}, that of the dot product goes from {dot_start:.2f} to {dot_top:.2f±}.
+With vectors {growth} times as long the largest additive score is {additive_max:.1f±}; its bound
+|v|₁ is {bound:.1f}. The scaled dot product reaches {dot_max:,.0f}. The additive top weight is then
+{additive_top:.2f±}, that of the dot product {dot_top:.2f±}; at the start it was {dot_start:.2f}.
 For {length} queries and keys it needs {operations:.0f} million tanh and {memory_additive:.0f} MiB
 at once where the dot product needs {memory_dot:.1f} MiB; done block by block, {memory_blocks:.0f}
 MiB.
@@ -45,7 +45,7 @@ LIMITS = """
 Bounded is not free of scale. The bound is |v|₁ and grows with the hidden layer: with v of unit
 variance the scores of a hidden layer of {wide} have a standard deviation of {raw_std:.1f} and a
 top weight of {raw_top:.2f}; with v divided by √{wide} it is {fair_std:.2f} and {fair_top:.2f}.
-The scale is there too, hidden in the initialisation of v, and the same square root. And the bound
+The scale is there too, hidden in the initialisation of v: the same square root. And the bound
 has a price: with vectors {growth} times as long tanh passes {slope:.1%} of the gradient to W_q
 and W_k.
 """

@@ -24,11 +24,12 @@ and keys, d_k from {smallest} to {largest}. Then all were made longer, up to {gr
 single keys were made longer or shorter by chance.
 """
 FOUND = """
-At initialisation the two are near: at d_k = 64 they place {agree_64:.1%±} of the weight alike and
-name the same first key in {same_64:.0%±} of the rows, at {largest} {agree_big:.1%±} and
-{same_big:.0%±}. The reason is that q·k/√d_k = cos·|q||k|/√d_k, and random vectors all have
-lengths near √d_k. With vectors {growth} times as long the top weight of the dot product is
-{dot_grown:.2f±} (it was {dot_start:.3f}); that of the cosine stays {cosine_grown:.3f±}.
+At initialisation they place {agree_64:.1%±} of the weight alike at d_k = 64 and name the same
+first key in {same_64:.0%±} of the rows; at {largest}, {agree_big:.1%±} and {same_big:.0%±}; at
+{smallest}, {agree_4:.0%±} and {same_4:.0%±}. The reason is that q·k/√d_k = cos·|q||k|/√d_k, and
+the lengths of random vectors are the nearer to √d_k the larger it is. With vectors {growth} times
+as long the top weight of the dot product is {dot_grown:.2f±} (it was {dot_start:.3f}); that of the
+cosine is {cosine_grown:.3f±}.
 """
 LIMITS = """
 The kinship ends with the lengths. √d_k is one number for all: it takes out the expected length at

@@ -34,13 +34,15 @@ the largest gradient of W_q to that with the smallest it is a factor of {range_r
 {range_none:,.0f} and {range_dk:.0f}.
 """
 LIMITS = """
-The scale holds the gradient together and keeps softmax from collapsing, but it does not by itself
-keep attention expressive. A softmax that spreads its weight averages, and averages of averages
-are alike: bare layers have made all positions equal (cosine {bare_alike:.3f}) and the softmax
-flat ({bare_entropy:.3f}) by layer {depth}, whatever the scale. Unscaled layers keep positions
-further apart, and pay for it with gradients. What keeps the scaled stack alive is residuals,
-LayerNorm and MLPs; with residuals but no LayerNorm the scores grow layer by layer and even scaled
-attention ends one-hot (entropy {residual_entropy:.2f}).
+The scale bears on gradients and on one-hot rows; it does not by itself keep attention expressive.
+A softmax that spreads its weight averages, and averages of averages are alike: by layer {depth}
+of bare attention the positions have a cosine of {bare_alike:.3f} and the softmax an entropy of
+{bare_entropy:.3f} ({bare_alike_none:.3f} and {bare_entropy_none:.3f} unscaled). Residuals,
+LayerNorm and MLPs slow that down and do not end it: the full block is at {alike_root:.2f}, at
+{middle_root:.2f} half way. With residuals but no LayerNorm scores grow layer by layer, and scaled
+attention ends at an entropy of {residual_entropy:.2f}. Unscaled, positions of the full block stay
+at {alike_none:.2f}, and the price is the gradient's range. This is initialisation; training moves
+all of it.
 """
 NEEDS = ("torch",)
 SHOW = ("last_layer",)
@@ -95,6 +97,13 @@ def numbers(runs: Runs) -> dict[str, Any]:
     return found | {
         "bare_alike": cell("similarity", "sqrt_dk", "bare"),
         "bare_entropy": cell("entropy_ratio", "sqrt_dk", "bare"),
+        "bare_alike_none": cell("similarity", "none", "bare"),
+        "bare_entropy_none": cell("entropy_ratio", "none", "bare"),
+        "middle_root": at(
+            figures["layers"],
+            "similarity",
+            **{"stack": "pre-norm and MLP", "scale": "sqrt_dk", "layer": found["depth"] // 2},
+        ),
         "residual_entropy": cell("entropy_ratio", "sqrt_dk", "residual"),
     }
 

@@ -27,15 +27,15 @@ and in float32. The same with 8 heads, put side by side and projected. Then all 
 other inputs, to see whether the one notices.
 """
 FOUND = """
-Shapes: {shapes}. The division changed none of them, nor which word a word looks at most
-({same_order:.0%} of the rows keep their order). Engine and steps differ by {engine:.0e} at most,
-with eight heads by {heads:.0e}. Other inputs to seven heads changed the eighth by {leak:g}.
+Shapes: {shapes}. The division kept the order of the scores in {same_order:.0%} of the rows, so a
+word looks most where it did before. Engine and steps differ by {engine:.0e} at most, with eight
+heads by {heads:.0e}. Other inputs to seven heads changed the eighth by {leak:g}.
 """
 LIMITS = """
 Steps four and five are one matrix product: written apart they need a 3×3×64 array that no
 implementation makes, and a fused one, like this engine, does not even make the 3×3. The division
-keeps the order of the scores, but not the weights: the largest weight went from {top_raw:.2f±} to
-{top_scaled:.2f±}. That is its whole purpose.
+keeps the order of the scores, but not the weights: the largest is {top_raw:.2f±} on average
+without it and {top_scaled:.2f±} with it. To change them is its whole purpose.
 """
 SHOW = ("steps", "checks")
 SECONDS = {"tiny": 0.05, "quick": 0.05, "full": 0.1}

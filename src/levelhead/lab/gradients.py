@@ -28,23 +28,23 @@ usual places: the norms of the gradients of W_q, W_k, W_v and W_o in every layer
 scaled.
 """
 FOUND = """
-One layer: unscaled, the gradients of all queries together are {rms_64:.0f} times as large at d_k
-= 64 and {rms_big:.0f} times at {largest}; they do not vanish. The median query's is
+One layer: unscaled, the gradients of all queries together are {rms_4:.1f} times as large at d_k =
+{smallest}, {rms_64:.0f} times at 64 and {rms_big:.0f} times at {largest}. The median query's is
 {median_64:.1f} times as large at 64, {median_1024:.2f} times at 1024 and {median_big:.0e} times
-at {largest}. In depth they explode: in the first of {deepest} layers the gradient of W_q is
-{first_pre:.1e} times as large with LayerNorm before, {first_mlp:.1e} with MLPs too,
-{first_post:.1e} with LayerNorm after, and that of W_v follows it ({first_value:.1e}, before).
+at {largest}. In depth: in the first of {deepest} layers the gradient of W_q is {first_pre:.1e}
+times as large with LayerNorm before, {first_mlp:.1e} with MLPs too, {first_post:.1e} with
+LayerNorm after, and that of W_v {first_value:.1e} times (before).
 """
 LIMITS = """
-So both are right, about different things. Saturation starves single rows: of the unscaled
-queries, {starved_64:.0%} get less than a tenth of what a scaled one gets at d_k = 64,
-{starved_big:.0%} at {largest}. But the few rows with a tie at the top each count √d_k times, so
-the norm grows while the median vanishes. In a stack the gradient also flows through W_v, which no
-softmax dims, and every layer multiplies it: at common widths the unscaled model explodes first.
-To vanish altogether, scores must grow unchecked. With residuals and no LayerNorm their spread
-reaches {wild:.0e} in the last of {deepest} layers; there W_q and W_k are dead (under a millionth
-of W_v's gradient) in {dead_none:.0%} of the layers, and with the scale still in {dead_root:.0%}.
-The first layer of that same model explodes. All this is at initialisation; claims 9 and 15 train.
+Who is right depends on what one looks at. “They vanish” is right of single rows at a large d_k: of
+the unscaled queries {starved_64:.0%} get less than a tenth of what a scaled one gets at d_k = 64,
+{starved_big:.0%} at {largest}. It is wrong of the norm of all rows, for the few with a tie at the
+top each count √d_k times as much. “They explode” is right of stacks at common widths: there the
+gradient also flows through W_v, which no softmax dims, and every layer multiplies it. For a whole
+layer to go dead, scores must grow unchecked: with residuals and no LayerNorm their spread reaches
+{wild:.0e} in the last of {deepest} layers, and W_q gets less than a millionth of W_v's gradient in
+{dead_none:.0%} of the layers ({dead_root:.0%} with the scale), while in the first its gradient is
+{first_residual:.0e} times as large. All this is at initialisation; claims 9 and 15 train.
 """
 NEEDS = ("torch",)
 SHOW = ("one_layer", "stacks")
@@ -135,6 +135,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
     return {
         **{"deepest": deepest, "smallest": D_K[0], "largest": D_K[-1]},
         **{
+            "rms_4": at(one, "all_queries", d_k=D_K[0]),
             "rms_64": at(one, "all_queries", d_k=64),
             "rms_big": at(one, "all_queries", d_k=D_K[-1]),
         },
@@ -144,13 +145,17 @@ def numbers(runs: Runs) -> dict[str, Any]:
         "starved_big": at(one, "starved", d_k=D_K[-1]),
         **{"first_pre": first("pre-norm"), "first_mlp": first("pre-norm and MLP")},
         **{"first_post": first("post-norm"), "first_value": first("pre-norm", "W_v")},
+        "first_residual": first("residual"),
         **{"wild": wild("last_score_std")},
         **{"dead_none": wild("dead_none"), "dead_root": wild("dead_sqrt_dk")},
     }
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Vanishing everywhere holds, somewhere holds partly, nowhere does not."""
+    """Holds if the median query's gradient vanishes at every d_k and no stack's explodes.
+
+    Partly if it vanishes at some d_k; not at all if at none.
+    """
     figures, found = stack(runs), numbers(runs)
     one, stacks = figures["one_layer"], figures["stacks"]
     median = one["median_query"].mean(axis=0)
@@ -164,13 +169,13 @@ def verdict(runs: Runs) -> tuple[str, str]:
         f"{first.max():.1e} times as large"
     )
     if not fades.any():
-        return "does not hold", f"no gradient vanishes unscaled: {explodes}."
+        return "does not hold", f"unscaled, the median query's vanishes at no d_k: {explodes}."
+    widths = ", ".join(f"{d_k:.0f}" for d_k in one["d_k"][0][fades])
     sentence = (
-        f"unscaled, the median query's gradient vanishes from d_k = "
-        f"{one['d_k'][0][fades].min():.0f} on (to {median.min():.0e}), but at d_k = 64 it is "
-        f"{found['median_64']:.1f} times as large"
+        f"unscaled, the median query's gradient vanishes at d_k = {widths} (to {median.min():.0e} "
+        f"of the scaled), but at 64 it is {found['median_64']:.1f} times as large"
     )
-    return "holds partly", f"{sentence}; {explodes}. Both happen, in different places."
+    return "holds partly", f"{sentence}; {explodes}."
 
 
 def plot(runs: Runs) -> list[Spec]:

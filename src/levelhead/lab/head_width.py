@@ -23,7 +23,7 @@ their shares can be told apart. Each row had {keys} keys.
 """
 FOUND = """
 At d_k = 64 the unscaled variance is {fixed_low:.1f} to {fixed_high:.1f} however wide the model
-(64 to 4096); at d = 1024 it falls from {one_head:.0f} with one head to {many_heads:.1f} with 64.
+(64 to 4096); at d = 1024 it is {one_head:.0f} with one head and {many_heads:.1f} with 64.
 With 1/√d_k the standard deviation is {right_512:.3f±} for 512/8 and {right_gpt3:.3f±} for GPT-3;
 with 1/√d it is {wrong_512:.3f±} and {wrong_gpt3:.4f±}: short of 1 by factors of {off_512:.2f} and
 {off_gpt3:.2f} (√8 = 2.83, √96 = 9.80).

@@ -24,15 +24,16 @@ from 16 to {largest}. Then the same with queries and keys grown up to {growth} t
 can grow them, and in the engine.
 """
 FOUND = """
-As the formula stands, unscaled: in float16 {half_64:.0%} of the rows are not finite at d_k = 64;
-in float32 {single_64:.0%} at 64, {single_1024:.1%} at 1024, {single_big:.0%} at {largest}; in
-float64 {double_big:.0%} at {largest}. Scaled: {scaled_worst:.0%} in any. With the maximum
-subtracted: {shifted_worst:.0%} in any format, scaled or not, while the scores themselves are
+As the formula stands, unscaled, rows are lost {begins}. At d_k = 64 that is {half_64:.0%} of them
+in float16 and {single_64:.0%} in float32; at 1024 {single_1024:.1%} in float32, at {largest}
+{single_big:.0%}; in float64 {double_big:.0%}. Scaled: {scaled_worst:.0%} in any format. With the
+maximum subtracted: {shifted_worst:.0%} in any, scaled or not, while the scores themselves are
 finite.
 """
 LIMITS = """
-No library computes softmax as the formula stands, so exp is no reason to scale. Three things are
-left of the argument, all of them about 16 bits. The score itself can overflow: float16 ends at
+So the claim is right of code that takes exp of a score as it is, and wrong of code that subtracts
+the maximum first, as libraries do: there exp is no reason to scale. Three things are left of the
+argument, all of them about 16 bits. The score itself can overflow: float16 ends at
 65504, and with queries and keys {growth} times as large {dead_half:.0%} of the rows have a score
 past it at d_k = 64 if the scale comes after the product, {dead_early:.0%} if it comes before.
 Large scores are coarse: storing them in bfloat16 moves {bfloat16_none:.1%} of the weight unscaled
@@ -142,8 +143,13 @@ def numbers(runs: Runs) -> dict[str, Any]:
     def share(kind: str, d_k: int) -> Any:
         return at(naive, "not_finite", type=kind, scale="none", d_k=d_k)
 
+    def begins(kind: str) -> str:
+        lost = [d_k for d_k in D_K if share(kind, d_k) > 0]
+        return f"in {kind} from d_k = {lost[0]} on" if lost else f"in {kind} nowhere"
+
     last = GROWTH[-1]
     return {
+        "begins": ", ".join(map(begins, TYPES)),
         **{"rows": int(figures["rows"][0]), "keys": int(figures["keys"][0])},
         **{"largest": D_K[-1], "growth": last},
         **{"half_64": share("float16", 64), "single_64": share("float32", 64)},
@@ -171,8 +177,8 @@ def verdict(runs: Runs) -> tuple[str, str]:
     why = (
         f"as the formula stands, up to {raw:.0%} of the unscaled rows overflow (float32: "
         f"{found['single_64']:.0%} at d_k = 64, {found['single_big']:.0%} at {found['largest']}) "
-        f"and {found['scaled_worst']:.0%} of the scaled; with the maximum subtracted, as every "
-        f"library does, {found['shifted_worst']:.0%}"
+        f"and {found['scaled_worst']:.0%} of the scaled; with the maximum subtracted, as "
+        f"libraries do, {found['shifted_worst']:.0%}"
     )
     if raw == 0:
         return "does not hold", f"{why}."

@@ -31,11 +31,11 @@ and {keys_big:.1f} at {largest}; scaled, at {share:.0%} of them at either. [25, 
 minus {rest:.0e}; the same scores divided by √64 give {tamed:.2f}.
 """
 LIMITS = """
-Nearly one-hot comes later than one reads: at d_k = 64, only {saturated_64:.0%} of the unscaled
-rows put more than 0.99 on one key, at {largest} {saturated_big:.0%}; the rest have two or three
-keys close together at the top. And a gap says nothing without the number of keys: a lead of 4
-gives {gap_2:.2f} against one other key, {gap_10:.2f} among 10, {gap_100:.2f} among 100 and
-{gap_1000:.2f} among 1000. Long rows need a larger lead, by ln n, to look at anything at all.
+Nearly one-hot is a matter of degree: of the unscaled rows {saturated_64:.0%} put more than 0.99 on
+one key at d_k = 64, {saturated_big:.0%} at {largest}; the others divide their weight among a few.
+And a gap says nothing without the number of keys: a lead of 4 gives {gap_2:.2f} against one other
+key, {gap_10:.2f} among 10, {gap_100:.2f} among 100 and {gap_1000:.2f} among 1000. Long rows need a
+larger lead, by ln n, to look at anything at all.
 """
 SHOW = ("softmax", "gaps")
 SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 2.0}

@@ -25,31 +25,33 @@ Small transformer language models ({depth} layers, 2 heads, width {width}, Layer
 read stories and answered questions about them, {steps} steps of {batch} stories: the same text,
 order and start for every scale, the same width whatever the d_k. What they have learned is the
 loss of the answers in stories they have not read; guessing among the words that fit costs
-{guessing:.2f}. Four scales met d_k from {smallest} to {largest} and learning rates from
-{slowest:g} to {fastest:g}; then depth, the place of LayerNorm, how queries and keys begin, and a
-corpus of few stories. levelhead.torch.watch looked on.
+{guessing:.2f} (grey in the maps). Four scales met d_k from {smallest} to {largest} and learning
+rates from {slowest:g} to {fastest:g}; then depth, the place of LayerNorm, how queries and keys
+begin, and a corpus of few stories. levelhead.torch.watch looked on.
 """
 FOUND = """
 At its best learning rate the unscaled model ends at {best_none_small:.2f±} with d_k = {smallest}
 and at {best_none_large:.2f±} with {largest}; scaled by 1/√d_k, at {best_root_small:.2f±} and
-{best_root_large:.2f±}. It is behind {behind}, and no better than guessing {lost}. The watch saw
-why: at d_k = {largest} and a rate of {rate:g}, {start_none:.0%} of the unscaled rows are saturated
-at the start and {end_none:.0%} at the end ({start_root:.0%} and {end_root:.0%} scaled), and the
-share of gradient that gets through the softmax goes from {survival_start:.3f} to
-{survival_end:.3f} (scaled, to {survival_root:.3f}). Trained twice as long on {stories} stories
-over and over, the unscaled model answers at {seen_none:.2f} in those and at {unseen_none:.2f±} in
-others; scaled, at {seen_root:.2f} and {unseen_root:.2f±}.
+{best_root_large:.2f±}. Rate for rate, it is behind by over {least:g} {behind}, and no better than
+guessing {lost}. What the watch saw: at d_k = {largest} and a rate of {rate:g}, {start_none:.0%} of
+the unscaled rows are saturated at the start and {end_none:.0%} at the end ({start_root:.0%} and
+{end_root:.0%} scaled), and the share of gradient that gets through the softmax is
+{survival_start:.2g} at the start and {survival_end:.2g} at the end (scaled: {survival_first:.2g}
+and {survival_root:.2g}). Trained twice as long on {stories} stories over and over, the unscaled
+model answers at {seen_none:.2f} in those and at {unseen_none:.2f±} in others; scaled, at
+{seen_root:.2f} and {unseen_root:.2f±}.
 """
 LIMITS = """
-Falling apart is another matter: {broke} of {runs} unscaled runs ended in a loss that was no
-number, and the largest setback of the loss on the way is {rise_none:.2f} unscaled and
-{rise_root:.2f} scaled, on average. Do other weights, another place for LayerNorm or a smaller rate
-make up for the scale, at d_k = {middle}? {shelters}. By depth, unscaled against scaled:
-{depths}. And 1/√d_k is not the last word: 1/d_k, too small by the book, ends at
-{best_dk_small:.2f±} and {best_dk_large:.2f±}. Adam makes scores grow, the faster the larger d_k
-(claim 15): at d_k = {largest} and a rate of {fastest:g} the loss ends at {fast_root:.2f} with
-1/√d_k and at {fast_dk:.2f} with 1/d_k. Models this small with budgets this short say who is
-ahead, not who would arrive in the end.
+Does it fall apart? {broke} of {runs} unscaled runs ended in a loss that was no number, and the
+largest setback of the loss on the way is {rise_none:.2f} unscaled and {rise_root:.2f} scaled, on
+average. Do other weights, another place for LayerNorm or a smaller rate make up for the scale, at
+d_k = {middle}? {shelters}. By depth, unscaled against scaled: {depths}. Is 1/√d_k the best there
+is? At its best learning rate 1/d_k, too small by the book, ends at {best_dk_small:.2f±} and
+{best_dk_large:.2f±}, and 1/√d_model at {best_dmodel_small:.2f±} and {best_dmodel_large:.2f±} (d_k
+= {smallest} and {largest}). Training makes scores grow (claim 15), and a smaller scale leaves them
+more room: at d_k = {largest} and a rate of {rate:g}, as in the first picture, the loss ends at
+{wide_root:.2f±} with 1/√d_k, at {wide_none:.2f±} with none and at {wide_dk:.2f±} with 1/d_k.
+Models this small with budgets this short say who is ahead, not who would arrive in the end.
 """
 NEEDS = ("torch",)
 SHOW = ("grid", "shelter", "depths", "few_stories")
@@ -216,8 +218,8 @@ def numbers(runs: Runs) -> dict[str, Any]:
     small, large, fastest = int(widths[0]), int(widths[-1]), float(rates[-1])
     stories = int(counts[len(counts) // 2])
 
-    def cell(column: str, rule: str, rate: float = RATE) -> Spread:
-        return at(grid, column, scale=rule, d_k=large, rate=rate)
+    def cell(column: str, rule: str) -> Spread:
+        return at(grid, column, scale=rule, d_k=large, rate=RATE)
 
     unscaled, scaled = (grid["scale"][0] == rule for rule in ("none", "sqrt_dk"))
     answers = grid["answers"].mean(axis=0)
@@ -226,6 +228,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         **{name: int(figures[name][0]) for name in ("steps", "middle")},
         **{"guessing": GUESSING, "smallest": small, "largest": large, "stories": stories},
         **{"slowest": rates[0], "fastest": fastest, "rate": RATE},
+        "least": BEHIND,
         "behind": _cells(grid, answers[unscaled] - answers[scaled] > BEHIND),
         "lost": _cells(grid, answers[unscaled] >= GUESSING),
         "runs": int(unscaled.sum()) * len(runs),
@@ -238,13 +241,13 @@ def numbers(runs: Runs) -> dict[str, Any]:
         ),
         "survival_start": cell("first_survival", "none"),
         "survival_end": cell("last_survival", "none"),
+        "survival_first": cell("first_survival", "sqrt_dk"),
         "survival_root": cell("last_survival", "sqrt_dk"),
-        "fast_root": cell("answers", "sqrt_dk", fastest),
-        "fast_dk": cell("answers", "dk", fastest),
     }
-    for short, rule in (("root", "sqrt_dk"), ("none", "none"), ("dk", "dk")):
+    for short, rule in zip(("root", "none", "dk", "dmodel"), RULES, strict=True):
         found[f"best_{short}_small"] = Spread(_best(grid, rule, small))
         found[f"best_{short}_large"] = Spread(_best(grid, rule, large))
+        found[f"wide_{short}"] = cell("answers", rule)
         found[f"start_{short}"] = cell("first_saturated", rule)
         found[f"end_{short}"] = cell("last_saturated", rule)
         found[f"rise_{short}"] = grid["rise"][:, grid["scale"][0] == rule].mean()

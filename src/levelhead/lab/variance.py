@@ -14,8 +14,8 @@ from ._plot import BLUE, GREY, ORANGE, PURPLE, RED, Spec, axis, band, guide, pic
 CLAIM = 2
 TITLE = "q·k has variance d_k"
 SAID = """
-If the entries of q and k have mean 0 and variance 1, the variance of q·k is d_k, so its standard
-deviation is √d_k: 1, 2, 8, 64, 512 for d_k = 1, 2, 8, 64, 512.
+If the entries of q and k have mean 0 and variance 1, the variance of q·k is d_k (1, 2, 8, 64, 512
+for d_k = 1, 2, 8, 64, 512), so its standard deviation is √d_k.
 """
 DONE = """
 Queries and keys were drawn with independent entries of mean 0 and variance 1, and the engine
