@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from levelhead import lab
-from levelhead.lab import _experiment, _figures, _tables
+from levelhead.lab import _experiment, _figures, _pace, _tables
 from levelhead.lab._experiment import find, fingerprint
 
 TOY = '''
@@ -276,6 +276,20 @@ def test_progress_tells_what_comes_and_the_time_left(toy, tmp_path):
     ]
     assert told[0].left == pytest.approx(0.03)
     assert told[1].left == pytest.approx(2 * told[1].elapsed) and told[-1].left == 0
+
+
+def test_the_time_left_rests_on_what_was_worked_and_not_on_what_was_found(monkeypatch):
+    class One:
+        name, seconds = "one", {"full": 100.0}
+
+    told, now = [], iter([0.0, 1.0, 21.0, 141.0])
+    monkeypatch.setattr(_pace.time, "monotonic", lambda: next(now))
+    pace = _pace.Pace([(One, 0), (One, 1)], "full", told.append)
+    pace.at(0, 0.5, 0.5)  # half of it was in the folder
+    pace.at(0, 0.6)  # a tenth, expected to take 10 seconds, took 21
+    pace.at(2)
+    assert [p.done for p in told] == [0.5, 0.6, 2] and [p.seed for p in told] == [0, 0, -1]
+    assert [p.left for p in told] == pytest.approx([150.0, 2.1 * 140, 0.0])
 
 
 def test_the_bar_follows(toy, tmp_path, capsys):

@@ -321,8 +321,41 @@ def test_every_setting_is_trained_once_and_told(monkeypatch, name, size, count):
     small = train(SHORT, 7, rate=1e-3, d_k=4, width=8)
     monkeypatch.setattr(one.module, "train", note)
     run = plain(one.measure(size, 7))
-    assert len(settings) == len(set(settings)) == count
+    assert len(settings) == len(set(settings)) == count == one.pieces[size]
     assert {seed for _, seed, *_ in settings} == {7}
     told = " ".join(text.format(**one.numbers([run])) for text in (one.done, one.found, one.limits))
     assert "nan" not in told and one.verdict([run])[0] == "does not hold"
     json.dumps(one.plot([run]), allow_nan=False)
+
+
+def test_an_interrupted_seed_goes_on_with_the_models_it_has(monkeypatch, tmp_path):
+    """Also the figures are those of a run that was never interrupted."""
+    one, out = lab.experiments()["growth"], tmp_path / "out"
+    monkeypatch.setitem(one.pieces, "tiny", 6)
+    pieces = out / "runs" / "tiny" / "growth-0"
+    original, calls, told = one.module.train, [], []
+
+    def train(*given, **options):
+        calls.append(options)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(*given, **options)
+
+    def go(folder, **options):
+        lab.run(["growth"], out=folder, size="tiny", seeds=1, progress=told.append, **options)
+        return (folder / "runs" / "tiny" / "growth-0.json").read_bytes()
+
+    monkeypatch.setattr(one.module, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        go(out)
+    assert one.module.train is train  # put back
+    assert len(list(pieces.iterdir())) == 3
+    assert [p.done for p in told] == pytest.approx([0, 1 / 6, 2 / 6, 3 / 6])
+    next(pieces.iterdir()).write_text("{")  # damaged: trained anew
+
+    told.clear()
+    resumed = go(out)
+    assert len(calls) == 4 + 1 + 3 and not pieces.exists()
+    assert [p.done for p in told][-2:] == [1, 1] and len(told) == 1 + 6 + 1
+    monkeypatch.delitem(one.pieces, "tiny")
+    assert go(tmp_path / "other") == resumed and len(calls) == 8 + 6

@@ -16,6 +16,7 @@ A module is an experiment by its attributes:
     NEEDS    optional: what of _needs.py must be installed
     SEEDS    optional: how many seeds a size takes
     SECONDS  optional: what one seed takes about, so that the time left can be told
+    PIECES   optional: how many calls of its `train` a seed makes; each is kept as it is done
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Experiment:
     needs: tuple[str, ...]
     seeds: Mapping[str, int]
     seconds: Mapping[str, float]
+    pieces: Mapping[str, int]
     module: ModuleType
 
     @classmethod
@@ -98,6 +100,7 @@ class Experiment:
             needs=getattr(module, "NEEDS", ()),
             seeds={"tiny": 2, "quick": 5, "full": 10} | getattr(module, "SEEDS", {}),
             seconds={"tiny": 0.2, "quick": 1.0, "full": 5.0} | getattr(module, "SECONDS", {}),
+            pieces=getattr(module, "PIECES", {}),
             module=module,
         )
 
@@ -141,7 +144,7 @@ def find(names: Iterable[str] | None = None) -> list[Experiment]:
 
 # These look at figures or describe; a change of theirs leaves what was measured as it is.
 _READERS = {"numbers", "verdict", "plot"}
-_DESCRIBING = {"CLAIM", "NEEDS", "SECONDS", "SEEDS", "SHOW"}
+_DESCRIBING = {"CLAIM", "NEEDS", "PIECES", "SECONDS", "SEEDS", "SHOW"}
 _FRAMEWORK = {"_experiment", "_figures", "_plot"}
 
 

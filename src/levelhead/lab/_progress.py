@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ._run import Progress
+from ._pace import Progress
 
 
 @contextmanager

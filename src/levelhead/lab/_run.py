@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,24 +13,9 @@ from typing import Any
 from ._experiment import SIZES, Experiment, LabError, experiments, find, fingerprint
 from ._figures import Figures, plain
 from ._needs import missing
+from ._pace import Pace, Progress
+from ._pieces import kept_pieces
 from ._results import Outcome, write_json, write_results, write_text
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is: before each measurement, and once more at the end.
-
-    experiment, seed: what is measured next; "" and -1 at the end
-    done, total:      measurements
-    elapsed, left:    seconds since the start, and about how many are still to come
-    """
-
-    experiment: str
-    seed: int
-    done: int
-    total: int
-    elapsed: float
-    left: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +60,7 @@ def run(
     seed:     the first seed
     seeds:    how many; None leaves it to each experiment
     again:    measure again what is finished
-    progress: called before each measurement and at the end
+    progress: called before each measurement, within long ones, and at the end
 
     An interrupted run goes on where it stopped. Experiments that need what is not installed are
     in the results as "not run". Others that out has finished in this size are in them too.
@@ -155,24 +140,33 @@ class _Bench:
             for seed in self.seeds(one)
             if again or self._load(one, seed) is None
         ]
-        expected = [one.seconds[self.size] for one, _ in todo]
-        start = time.monotonic()
-
-        def tell(done: int) -> None:
-            if progress is not None:
-                elapsed = time.monotonic() - start
-                # The estimates are of another machine: rescaled by what was seen on this one.
-                pace = elapsed / sum(expected[:done]) if done else 1.0
-                one, seed = todo[done] if done < len(todo) else (None, -1)
-                name = one.name if one else ""
-                left = pace * sum(expected[done:])
-                progress(Progress(name, seed, done, len(todo), elapsed, left))
-
+        pace = Pace(todo, self.size, progress)
         for done, (one, seed) in enumerate(todo):
-            tell(done)
-            figures = plain(one.measure(self.size, seed))
+            pace.at(done)
+            if again:
+                self._drop_pieces(one, seed)
+            figures = plain(self._measured(one, seed, lambda *part, at=done: pace.at(at, *part)))
             write_json(self._path(one, seed), {"code": self._code[one.name], "figures": figures})
-        tell(len(todo))
+            self._drop_pieces(one, seed)
+        pace.at(len(todo))
+
+    def _measured(
+        self, one: Experiment, seed: int, tell: Callable[[float, float], None]
+    ) -> Figures:
+        """Figures; a long measurement keeps its pieces meanwhile, and tells of each."""
+        count, finished = one.pieces.get(self.size, 0), list[bool]()
+        if not count:
+            return one.measure(self.size, seed)
+
+        def note(had: bool) -> None:
+            finished.append(had)
+            tell(len(finished) / count, had / count)
+
+        with kept_pieces(one, self._path(one, seed).with_suffix(""), self._code[one.name], note):
+            return one.measure(self.size, seed)
+
+    def _drop_pieces(self, one: Experiment, seed: int) -> None:
+        shutil.rmtree(self._path(one, seed).with_suffix(""), ignore_errors=True)
 
     def _path(self, one: Experiment, seed: int) -> Path:
         return self.folder / f"{one.name}-{seed}.json"

@@ -47,6 +47,7 @@ NEEDS = ("torch",)
 SHOW = ("rates", "remedies", "widths")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
 SECONDS = {"tiny": 0.7, "quick": 6.0, "full": 60.0}
+PIECES = {"quick": 7, "full": 13}
 
 D_K, RATE, HOT, LIMIT = 64, 5e-3, 1.5e-2, 20.0
 SIZES: dict[str, dict[str, Any]] = {

@@ -57,6 +57,7 @@ NEEDS = ("torch",)
 SHOW = ("grid", "shelter", "depths", "few_stories")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
 SECONDS = {"tiny": 1.2, "quick": 18.0, "full": 400.0}
+PIECES = {"quick": 24, "full": 118}
 
 RULES = ("sqrt_dk", "none", "dk", "sqrt_dmodel")
 BOTH = RULES[:2]
