@@ -48,9 +48,9 @@ average. Do other weights, another place for LayerNorm or a smaller rate make up
 d_k = {middle}? {shelters}. By depth, unscaled against scaled: {depths}. Is 1/√d_k the best there
 is? At its best learning rate 1/d_k, too small by the book, ends at {best_dk_small:.2f±} and
 {best_dk_large:.2f±}, and 1/√d_model at {best_dmodel_small:.2f±} and {best_dmodel_large:.2f±} (d_k
-= {smallest} and {largest}). Training makes scores grow (claim 15), and a smaller scale leaves them
-more room: at d_k = {largest} and a rate of {rate:g}, as in the first picture, the loss ends at
-{wide_root:.2f±} with 1/√d_k, at {wide_none:.2f±} with none and at {wide_dk:.2f±} with 1/d_k.
+= {smallest} and {largest}). Training makes scores grow (claim 15), and a smaller scale can leave
+them more room: at d_k = {largest} and a rate of {rate:g}, as in the first picture, the loss ends
+at {wide_root:.2f±} with 1/√d_k, at {wide_none:.2f±} with none and at {wide_dk:.2f±} with 1/d_k.
 Models this small with budgets this short say who is ahead, not who would arrive in the end.
 """
 NEEDS = ("torch",)
@@ -270,13 +270,15 @@ def verdict(runs: Runs) -> tuple[str, str]:
     }
     behind = [lag > BEHIND for lag in lags.values()]
     gap_none, gap_root = (found[f"unseen_{x}"] - found[f"seen_{x}"] for x in ("none", "root"))
+    hidden = found["shelters"].partition(". ")[0]
     worse = gap_none - gap_root > BEHIND and found["unseen_none"] > found["unseen_root"]
     why = (
         "each at its best learning rate, the unscaled model's loss of answers is higher by "
         + ", ".join(f"{lag:.2f} at d_k = {d_k}" for d_k, lag in lags.items())
         + f" (guessing costs {GUESSING:.2f}); {found['broke']} of {found['runs']} unscaled runs "
         f"broke down. From {found['stories']} stories to new ones the loss rises by "
-        f"{gap_none:.2f} unscaled, {gap_root:.2f} scaled."
+        f"{gap_none:.2f} unscaled, {gap_root:.2f} scaled. Other weights, norms or rates make up for "
+        f"the scale in {hidden[0].lower()}{hidden[1:]}."
     )
     if all(behind) and worse:
         return "holds", why
