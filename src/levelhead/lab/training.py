@@ -277,8 +277,8 @@ def verdict(runs: Runs) -> tuple[str, str]:
         + ", ".join(f"{lag:.2f} at d_k = {d_k}" for d_k, lag in lags.items())
         + f" (guessing costs {GUESSING:.2f}); {found['broke']} of {found['runs']} unscaled runs "
         f"broke down. From {found['stories']} stories to new ones the loss rises by "
-        f"{gap_none:.2f} unscaled, {gap_root:.2f} scaled. Other weights, norms or rates make up for "
-        f"the scale in {hidden[0].lower()}{hidden[1:]}."
+        f"{gap_none:.2f} unscaled, {gap_root:.2f} scaled. Other weights, norms or rates make up "
+        f"for the scale in {hidden[0].lower()}{hidden[1:]}."
     )
     if all(behind) and worse:
         return "holds", why
