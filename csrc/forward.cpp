@@ -169,9 +169,8 @@ class Prefill {
           const Vec<T> next =
               fma(splat(values.row(j)[d]), load(tile.scores + j * width + v * W), sum);
           const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
-          sum = dressed ? select<T>(load(tile.mask.visible + (j - tile.dressed_first) * width + v * W),
-                                    next, sum)
-                        : next;
+          const Index mask_at = (j - tile.dressed_first) * width + v * W;
+          sum = dressed ? select<T>(load_mask<T>(tile.mask.visible + mask_at), next, sum) : next;
         }
         store(w.output + d * width + v * W, sum);
       }

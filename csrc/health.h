@@ -133,7 +133,7 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
   for (int v = 0; v < panel.vectors; ++v) {
     auto seen = [&](Index j) {
       const Index at = (j - tile.dressed_first) * panel.width + v * W;
-      IntVec<T> see = tile.hides ? load(tile.mask.visible + at) : ~IntVec<T>{};
+      IntVec<T> see = tile.hides ? load_mask<T>(tile.mask.visible + at) : ~IntVec<T>{};
       if (tile.mask.has_bias) see &= ~(load(tile.mask.bias + at) <= hidden);
       return see;
     };
@@ -205,9 +205,9 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
     if constexpr (Measured) measure_dressed(p, panel, tile, state);
     return dress_scores(p, panel, tile, seen.max);
   }
-  if (tile.hides) hide_scores<Vectors, Measured>(tile, seen);
+  if (tile.hides) hide_scores<Vectors>(tile, seen);
   if constexpr (Measured) {
-    if (!tile.hides) measure_scores<Vectors>(tile.scores, tile.n, seen);
+    measure_scores<Vectors>(tile, seen);
     const T limit = static_cast<T>(kLargeScore * kLog2e);
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
       const int at = v * W;

@@ -69,8 +69,8 @@ struct Panel {
 // The part of a dense mask that one tile needs, lanes side by side as the scores are.
 template <class T>
 struct TileMask {
-  Int<T>* visible;  // [key][lane]: -1 or 0
-  T* bias;          // [key][lane], in units of ln 2; only with a floating mask
+  std::int8_t* visible;  // [key][lane]: -1 or 0
+  T* bias;               // [key][lane], in units of ln 2; only with a floating mask
   bool has_bias = false;
 };
 
@@ -88,9 +88,11 @@ inline T statistically_hidden(const Problem& p) {
   return static_cast<T>(std::max(lowest / 2 * kLog2e, double{std::numeric_limits<T>::lowest()}));
 }
 
-// columns[y][x] = rows[x][y] for 8 x 8 bytes.
-LH_INLINE void transpose_bytes(const std::uint64_t (&rows)[8], std::int8_t (&columns)[8][8]) {
+// The mask's 8 x 8 bytes turned over: byte x of columns[y] is -1 where byte y of rows[x] is not 0.
+LH_INLINE void transpose_mask(const std::uint64_t (&rows)[8], std::uint64_t (&columns)[8]) {
 #if defined(__SSE2__)
+  const __m128i zero = _mm_setzero_si128(), ones = _mm_set1_epi8(-1);
+  auto is_set = [&](__m128i x) { return _mm_xor_si128(_mm_cmpeq_epi8(x, zero), ones); };
   __m128i r[8], pair[4], quad[4];
   for (int i = 0; i < 8; ++i) r[i] = _mm_cvtsi64_si128(static_cast<long long>(rows[i]));
   for (int i = 0; i < 4; ++i) pair[i] = _mm_unpacklo_epi8(r[2 * i], r[2 * i + 1]);
@@ -100,12 +102,15 @@ LH_INLINE void transpose_bytes(const std::uint64_t (&rows)[8], std::int8_t (&col
   }
   __m128i* to = reinterpret_cast<__m128i*>(columns);
   for (int i = 0; i < 2; ++i) {
-    _mm_storeu_si128(to + 2 * i, _mm_unpacklo_epi32(quad[i], quad[i + 2]));
-    _mm_storeu_si128(to + 2 * i + 1, _mm_unpackhi_epi32(quad[i], quad[i + 2]));
+    _mm_storeu_si128(to + 2 * i, is_set(_mm_unpacklo_epi32(quad[i], quad[i + 2])));
+    _mm_storeu_si128(to + 2 * i + 1, is_set(_mm_unpackhi_epi32(quad[i], quad[i + 2])));
   }
 #else
-  for (int x = 0; x < 8; ++x)
-    for (int y = 0; y < 8; ++y) columns[y][x] = static_cast<std::int8_t>(rows[x] >> (8 * y));
+  for (int y = 0; y < 8; ++y) {
+    columns[y] = 0;
+    for (int x = 0; x < 8; ++x)
+      if (rows[x] >> (8 * y) & 0xff) columns[y] |= std::uint64_t{0xff} << (8 * x);
+  }
 #endif
 }
 
@@ -113,12 +118,9 @@ LH_INLINE void transpose_bytes(const std::uint64_t (&rows)[8], std::int8_t (&col
 // with what is there, unless that is to be replaced.
 template <bool Replace, class T>
 inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index first, Index last,
-                               Int<T>* visible) {
-  const Index step = p.mask.column_stride;
-  auto put = [](Int<T>& to, bool see) LH_INLINE_LAMBDA {
-    to = Replace ? -static_cast<Int<T>>(see) : to & -static_cast<Int<T>>(see);
-  };
-  for (int lane = 0; lane < panel.width; lane += 8) {
+                               std::int8_t* visible) {
+  const Index step = p.mask.column_stride, width = panel.width;
+  for (int lane = 0; lane < width; lane += 8) {
     const int lanes = std::min(8, panel.width - lane);
     const std::uint8_t* row[8];
     for (int x = 0; x < lanes; ++x) {  // lanes without a row repeat the last one
@@ -126,22 +128,26 @@ inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index fi
       row[x] = reinterpret_cast<const std::uint8_t*>(p.mask.matrix(panel.batch, panel.head[source])) +
                panel.query[source] * p.mask.row_stride;
     }
+    std::int8_t* to = visible + lane;
     Index j = first;
-    if (step == 1 && lanes == 8) {
+    if (step == 1 && lanes == 8)
       for (; j + 8 <= last; j += 8) {
-        std::uint64_t block[8];
-        std::int8_t columns[8][8];
+        std::uint64_t block[8], columns[8];
         for (int x = 0; x < 8; ++x) std::memcpy(&block[x], row[x] + j, 8);
-        transpose_bytes(block, columns);
-        for (int y = 0; y < 8; ++y) {
-          Int<T>* to = visible + (j - first + y) * panel.width + lane;
-          for (int x = 0; x < 8; ++x) put(to[x], columns[y][x] != 0);
+        transpose_mask(block, columns);
+        for (int y = 0; y < 8; ++y, to += width) {
+          std::uint64_t see = columns[y], before;
+          if constexpr (!Replace) {
+            std::memcpy(&before, to, 8);
+            see &= before;
+          }
+          std::memcpy(to, &see, 8);
         }
       }
-    }
-    for (; j < last; ++j)
+    for (; j < last; ++j, to += width)
       for (int x = 0; x < lanes; ++x)
-        put(visible[(j - first) * panel.width + lane + x], row[x][j * step] != 0);
+        if (row[x][j * step] == 0) to[x] = 0;
+        else if (Replace) to[x] = -1;
   }
 }
 
@@ -164,7 +170,7 @@ inline void read_bias(Dtype dtype, const char* source, Index step, Index n, T* t
 // bias[key][lane] from a floating mask; a bias of -inf hides its pair as a boolean mask would.
 template <class T>
 inline void apply_bias(const Problem& p, const Panel<T>& panel, Index first, Index last,
-                       Int<T>* visible, T* bias) {
+                       std::int8_t* visible, T* bias) {
   constexpr int W = kLanes<T>;
   constexpr Index kRun = 64;
   T run[W * kRun];
@@ -186,7 +192,7 @@ inline void apply_bias(const Problem& p, const Panel<T>& panel, Index first, Ind
     for (Index j = 0; j < last - first; ++j) {
       const Index at = j * panel.width + lane;
       const Vec<T> b = load(bias + at);
-      store(visible + at, load(visible + at) & (b != -kInf<T>));
+      store_mask<T>(visible + at, load_mask<T>(visible + at) & (b != -kInf<T>));
       store(bias + at, max(lowest, b * static_cast<T>(kLog2e)));
     }
   }
@@ -205,8 +211,8 @@ inline bool fill_mask(const Problem& p, const Panel<T>& panel, Index& first, Ind
   for (Index j = first; j < last && !(boolean && whole); ++j) {
     const IntVec<T> key = splat(static_cast<Int<T>>(j));
     for (int v = 0; v < panel.vectors; ++v)
-      store(mask.visible + (j - from) * panel.width + v * W,
-            (key >= load(panel.low + v * W)) & (key < load(panel.high + v * W)));
+      store_mask<T>(mask.visible + (j - from) * panel.width + v * W,
+                    (key >= load(panel.low + v * W)) & (key < load(panel.high + v * W)));
   }
   if (mask.has_bias)
     apply_bias(p, panel, first, last, mask.visible, mask.bias);
@@ -215,19 +221,16 @@ inline bool fill_mask(const Problem& p, const Panel<T>& panel, Index& first, Ind
   else if (boolean)
     apply_boolean_mask<false>(p, panel, first, last, mask.visible);
 
-  auto seen = [&](Index j) {
-    IntVec<T> some = {};
-    for (int v = 0; v < panel.vectors; ++v)
-      some |= load(mask.visible + (j - from) * panel.width + v * W);
-    return any(some);
+  auto holds = [&](int value, Index j, Index keys) {
+    return std::memchr(mask.visible + (j - from) * panel.width, value,
+                       static_cast<std::size_t>(keys * panel.width)) != nullptr;
   };
-  while (first < last && !seen(first)) ++first;
-  while (first < last && !seen(last - 1)) --last;
+  while (first < last && !holds(-1, first, 1)) ++first;
+  while (first < last && !holds(-1, last - 1, 1)) --last;
+  const bool hides = holds(0, first, last - first);
   mask.visible += (first - from) * panel.width;
   mask.bias += (first - from) * panel.width;
-  IntVec<T> hidden = {};
-  for (Index x = 0; x < (last - first) * panel.width; x += W) hidden |= ~load(mask.visible + x);
-  return any(hidden);
+  return hides;
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA

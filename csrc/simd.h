@@ -137,6 +137,39 @@ LH_INLINE bool any(V mask) {
 }
 #endif
 
+// What a comparison gives, kept in a byte a lane: -1 or 0.
+template <class T>
+LH_INLINE IntVec<T> load_mask(const std::int8_t* p) {
+#if defined(__AVX2__)
+  std::int64_t bytes = 0;
+  std::memcpy(&bytes, p, kLanes<T>);
+  const __m128i narrow = _mm_cvtsi64_si128(bytes);
+  return (IntVec<T>)(sizeof(T) == 8 ? _mm256_cvtepi8_epi64(narrow) : _mm256_cvtepi8_epi32(narrow));
+#else
+  IntVec<T> mask;
+  for (int i = 0; i < kLanes<T>; ++i) mask[i] = p[i];
+  return mask;
+#endif
+}
+template <class T>
+LH_INLINE void store_mask(std::int8_t* p, IntVec<T> mask) {
+#if defined(__AVX2__)
+  __m128i narrow;
+  if constexpr (sizeof(T) == 8) {
+    const __m256i even = _mm256_permutevar8x32_epi32((__m256i)mask, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
+    narrow = _mm256_castsi256_si128(even);
+    narrow = _mm_packs_epi32(narrow, narrow);
+  } else {
+    narrow = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)mask),
+                             _mm256_extracti128_si256((__m256i)mask, 1));
+  }
+  const std::int64_t bytes = _mm_cvtsi128_si64(_mm_packs_epi16(narrow, narrow));
+  std::memcpy(p, &bytes, kLanes<T>);
+#else
+  for (int i = 0; i < kLanes<T>; ++i) p[i] = static_cast<std::int8_t>(mask[i]);
+#endif
+}
+
 template <class T>
 LH_INLINE T sum(Vec<T> v) {  // a fixed tree: halves, quarters, ...
   T lane[kLanes<T>];

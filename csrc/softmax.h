@@ -22,17 +22,17 @@ struct ScoreTile {
 template <class T>
 struct TileBuffer {
   T* scores;
-  Int<T>* visible;
+  std::int8_t* visible;
   T* bias;
 
   static std::size_t room(const Problem& p, Index keys) {
     const Index n = (keys + kTileRows) * kMaxLanes<T>;
-    return Workspace::room<T>(n) * (1 + p.mask.operator bool()) + Workspace::room<Int<T>>(n);
+    return Workspace::room<T>(n) * (1 + p.mask.operator bool()) + Workspace::room<std::int8_t>(n);
   }
   TileBuffer(const Problem& p, Index keys, Workspace& workspace) {
     const Index n = (keys + kTileRows) * kMaxLanes<T>;
     scores = workspace.take<T>(n);
-    visible = workspace.take<Int<T>>(n);
+    visible = workspace.take<std::int8_t>(n);
     bias = p.mask ? workspace.take<T>(n) : nullptr;
   }
 };
@@ -71,6 +71,12 @@ inline bool prepare_tile(const Problem& p, const Panel<T>& panel, Index from, In
   return true;
 }
 
+// A row that has seen nothing has the maximum -inf; 0 in its place keeps -inf - max from being NaN.
+template <class T>
+LH_INLINE Vec<T> finite_shift(Vec<T> top) {
+  return select<T>(top == -kInf<T>, Vec<T>{}, top);
+}
+
 // What passes by of a tile's scores, lane by lane: their maximum; if measured, also minimum, mean,
 // Σ(s - mean)² and number of those that are visible.
 template <int Vectors, class T>
@@ -85,51 +91,6 @@ struct Seen {
 // Sums down the columns of a tile go over enough keys side by side that none waits for the one before.
 template <int Vectors>
 constexpr int kKeysAtOnce = Vectors == 1 ? 4 : Vectors == 2 ? 2 : 1;
-
-// Minimum, mean and Σ(s - mean)² of a tile whose scores are all visible, in one pass: deviations are
-// taken from the middle of three of the scores, which lies near the mean even if one of them is an
-// outlier, so that correcting to the mean costs a digit at most.
-template <int Vectors, class T>
-inline void measure_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
-  constexpr int W = kLanes<T>, Keys = kKeysAtOnce<Vectors>, N = Keys * Vectors;
-  constexpr Index width = Vectors * W;
-  Vec<T> pivot[Vectors], least[N], sum[N], squares[N];  // key k, vector v: at k * Vectors + v
-  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-    const T* column = scores + v * W;
-    const Vec<T> a = load(column + n / 4 * width), b = load(column + n / 2 * width);
-    const Vec<T> c = load(column + 3 * n / 4 * width);
-    pivot[v] = max(min(a, b), min(max(a, b), c));
-  }
-  LH_UNROLL for (int i = 0; i < N; ++i) {
-    least[i] = splat(kInf<T>);
-    sum[i] = squares[i] = Vec<T>{};
-  }
-  auto add = [&](int i) LH_INLINE_LAMBDA {
-    const Vec<T> c = load(scores + i * W) - pivot[i % Vectors];
-    least[i] = min(least[i], c);
-    sum[i] += c;
-    squares[i] = fma(c, c, squares[i]);
-  };
-  Index j = 0;
-  for (; j + Keys <= n; j += Keys, scores += N * W)
-    LH_UNROLL for (int i = 0; i < N; ++i) add(i);
-  LH_UNROLL for (int k = 0; k + 1 < Keys; ++k)
-    if (j + k < n)
-      LH_UNROLL for (int v = 0; v < Vectors; ++v) add(k * Vectors + v);
-  const T per_key = T{1} / static_cast<T>(n);
-  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-    LH_UNROLL for (int i = v + Vectors; i < N; i += Vectors) {
-      least[v] = min(least[v], least[i]);
-      sum[v] += sum[i];
-      squares[v] += squares[i];
-    }
-    const Vec<T> shift = sum[v] * per_key;
-    seen.min[v] = least[v] + pivot[v];
-    seen.mean[v] = pivot[v] + shift;
-    seen.m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
-    seen.count[v] = splat(static_cast<T>(n));
-  }
-}
 
 // Scores of the tile's keys [from, to); `keys.row(0)` is the tile's first key. The last step of
 // four may repeat a key into up to three rows after `to`, which are written again or not read.
@@ -158,59 +119,85 @@ LH_INLINE bool only_hides(const Problem& p, const ScoreTile<T>& tile) {
   return p.softcap == 0 && !tile.mask.has_bias;
 }
 
-// Hides what the mask hides among the dressed keys; if measured, takes in all keys of the tile.
-template <int Vectors, bool Measured, class T>
+// Hides what the mask hides among the dressed keys, and takes in the maximum of the others.
+template <int Vectors, class T>
 inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
-  Vec<T> top[Vectors], least[Vectors], sum[Vectors], count[Vectors];
+  Vec<T> top[Vectors];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) top[v] = seen.max[v];
+  const std::int8_t* visible = tile.mask.visible;
+  T* const end = tile.scores + tile.dressed_last * width;
+  for (T* at = tile.scores + tile.dressed_first * width; at < end;)
+    LH_UNROLL for (int v = 0; v < Vectors; ++v, at += W, visible += W) {
+      const Vec<T> x = select<T>(load_mask<T>(visible), load(at), splat(-kInf<T>));
+      store(at, x);
+      top[v] = max(top[v], x);
+    }
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
+}
+
+// Minimum, mean and Σ(s - mean)² of a tile's visible scores, in one pass, after hide_scores().
+// Deviations are taken from the middle of three of the scores (the maximum for one that is hidden),
+// which lies near the mean even if one of them is an outlier, so that correcting to the mean costs a
+// digit at most.
+template <int Vectors, class T>
+inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>, Keys = kKeysAtOnce<Vectors>, N = Keys * Vectors;
+  constexpr Index width = Vectors * W;
+  Vec<T> pivot[Vectors], least[N], sum[N], squares[N];  // key k, vector v: at k * Vectors + v
+  IntVec<T> shown[N];  // of the dressed keys
   LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-    top[v] = seen.max[v];
-    least[v] = splat(kInf<T>);
-    sum[v] = count[v] = Vec<T>{};
+    auto sample = [&](Index j) LH_INLINE_LAMBDA {
+      const Vec<T> x = load(tile.scores + j * width + v * W);
+      return tile.hides ? select<T>(x == -kInf<T>, finite_shift<T>(seen.max[v]), x) : x;
+    };
+    const Vec<T> a = sample(tile.n / 4), b = sample(tile.n / 2), c = sample(3 * tile.n / 4);
+    pivot[v] = max(min(a, b), min(max(a, b), c));
+  }
+  LH_UNROLL for (int i = 0; i < N; ++i) {
+    least[i] = splat(kInf<T>);
+    sum[i] = squares[i] = Vec<T>{};
+    shown[i] = IntVec<T>{};
   }
   auto take_in = [&](Index from, Index to, auto masked) LH_INLINE_LAMBDA {
-    const Int<T>* visible = tile.mask.visible;
-    for (T* at = tile.scores + from * width; at < tile.scores + to * width;)
-      LH_UNROLL for (int v = 0; v < Vectors; ++v, at += W) {
-        IntVec<T> see = ~IntVec<T>{};
-        if constexpr (masked) {
-          see = load(visible);
-          visible += W;
-        }
-        const Vec<T> raw = load(at), x = masked ? select<T>(see, raw, splat(-kInf<T>)) : raw;
-        if constexpr (masked) store(at, x);
-        top[v] = max(top[v], x);
-        if constexpr (Measured) {
-          least[v] = min(least[v], masked ? select<T>(see, raw, least[v]) : raw);
-          sum[v] += masked ? select<T>(see, raw, Vec<T>{}) : raw;
-          count[v] += masked ? select<T>(see, splat(T{1}), Vec<T>{}) : splat(T{1});
-        }
+    const T* at = tile.scores + from * width;
+    const std::int8_t* visible = tile.mask.visible;  // of the dressed keys
+    auto add = [&](int i) LH_INLINE_LAMBDA {
+      Vec<T> c = load(at + i * W) - pivot[i % Vectors];
+      if constexpr (masked) {  // a hidden score counts as the pivot, a score that was seen
+        const IntVec<T> see = load_mask<T>(visible + i * W);
+        c = (Vec<T>)((IntVec<T>)c & see);
+        shown[i] -= see;
       }
+      least[i] = min(least[i], c);
+      sum[i] += c;
+      squares[i] = fma(c, c, squares[i]);
+    };
+    Index j = from;
+    for (; j + Keys <= to; j += Keys, at += N * W, visible += N * W)
+      LH_UNROLL for (int i = 0; i < N; ++i) add(i);
+    LH_UNROLL for (int k = 0; k + 1 < Keys; ++k)
+      if (j + k < to)
+        LH_UNROLL for (int v = 0; v < Vectors; ++v) add(k * Vectors + v);
   };
-  if (Measured) take_in(0, tile.dressed_first, std::false_type{});
+  take_in(0, tile.dressed_first, std::false_type{});
   take_in(tile.dressed_first, tile.dressed_last, std::true_type{});
-  if (Measured) take_in(tile.dressed_last, tile.n, std::false_type{});
-  LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
-  if constexpr (Measured) {
-    Vec<T> mean[Vectors], m2[Vectors];
-    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      mean[v] = sum[v] / max(count[v], splat(T{1}));
-      m2[v] = Vec<T>{};
+  take_in(tile.dressed_last, tile.n, std::false_type{});
+  const T undressed = static_cast<T>(tile.n - (tile.dressed_last - tile.dressed_first));
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+    LH_UNROLL for (int i = v + Vectors; i < N; i += Vectors) {
+      least[v] = min(least[v], least[i]);
+      sum[v] += sum[i];
+      squares[v] += squares[i];
+      shown[v] += shown[i];
     }
-    const T* scores = tile.scores;
-    for (Index j = 0; j < tile.n; ++j)
-      LH_UNROLL for (int v = 0; v < Vectors; ++v, scores += W) {
-        const Vec<T> x = load(scores);
-        const Vec<T> c = select<T>(x == -kInf<T>, Vec<T>{}, x - mean[v]);
-        m2[v] = fma(c, c, m2[v]);
-      }
-    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      seen.min[v] = least[v];
-      seen.mean[v] = mean[v];
-      seen.m2[v] = m2[v];
-      seen.count[v] = count[v];
-    }
+    const Vec<T> count = __builtin_convertvector(shown[v], Vec<T>) + undressed;
+    const Vec<T> shift = sum[v] / max(count, splat(T{1}));
+    seen.min[v] = select<T>(count == T{0}, splat(kInf<T>), least[v] + pivot[v]);
+    seen.mean[v] = pivot[v] + shift;
+    seen.m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
+    seen.count[v] = count;
   }
 }
 
@@ -228,7 +215,7 @@ inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTil
       Vec<T> x = load(at);
       if (p.softcap > 0) x = tanh<T>(x * per_cap) * cap;
       if (tile.mask.has_bias) x += load(tile.mask.bias + mask_at);
-      if (tile.hides) x = select<T>(load(tile.mask.visible + mask_at), x, splat(-kInf<T>));
+      if (tile.hides) x = select<T>(load_mask<T>(tile.mask.visible + mask_at), x, splat(-kInf<T>));
       store(at, x);
       highest = max(highest, x);
     }
@@ -272,12 +259,6 @@ LH_INLINE void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum
     sum[v] = s[v];
     sum_d[v] = sd[v];
   }
-}
-
-// A row that has seen nothing has the maximum -inf; 0 in its place keeps -inf - max from being NaN.
-template <class T>
-LH_INLINE Vec<T> finite_shift(Vec<T> top) {
-  return select<T>(top == -kInf<T>, Vec<T>{}, top);
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA

@@ -135,6 +135,19 @@ def test_scores_far_from_zero_keep_their_variance(path):
     np.testing.assert_allclose(ours.score_var, want.score_var, rtol=1e-3)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("path", LENGTHS)
+def test_keys_that_some_rows_do_not_see_at_all(path, sign):
+    """All scores are far from 0 on one side: a block hidden from a row must not put a 0 there."""
+    length, size = LENGTHS[path], 600
+    q, k, v = call(path, size=size)
+    q, k = abs(q) + 1, sign * (abs(k) + 1)
+    mask = np.zeros((length, size), bool)
+    mask[: length // 2, : size // 2] = mask[length // 2 :, size // 2 :] = True
+    ours = health(q, k, v, mask=mask)
+    assert (sign * ours.score_min > 1).all() and (sign * ours.score_max > 1).all()
+
+
 @pytest.mark.parametrize("path", LENGTHS)
 def test_halves_of_a_batch_merge_to_the_whole(path):
     q, k, v = inputs(6, heads=3, length=LENGTHS[path], size=50)
