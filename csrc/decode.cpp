@@ -9,7 +9,10 @@
 namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
-constexpr Index kBlockKeys = 128;
+// Keys a block: many, as going from the stream of keys to that of values and back costs time, but few
+// where a block is read more than once and must stay in the L2 cache. Weighted values are summed up
+// by so many keys, as shorter chains round less.
+constexpr Index kStreamKeys = 512, kCachedKeys = 128, kSumKeys = 128;
 
 // Parts into which a sequence's keys are split: enough for many cores, but not below 512 keys, and
 // as few as that allows: each part starts its two streams anew. Heads and keys alone decide.
@@ -19,18 +22,19 @@ inline Index split_size(const Problem& p) {
   const Index most = std::max<Index>(1, p.keys / kLeastKeys);
   const Index parts = std::clamp<Index>(kWantedTasks / p.kv_heads, 1, most);
   const Index keys = (p.keys + parts - 1) / parts;
-  return std::max<Index>(1, (keys + kBlockKeys - 1) / kBlockKeys) * kBlockKeys;
+  return std::max<Index>(1, (keys + kCachedKeys - 1) / kCachedKeys) * kCachedKeys;
 }
 
-// Rows are asked for this far ahead of their use, also past the end of a block: they are the first
-// of the next one. Whole rows at once, eight at a time: a request beside every load, or none, gives
-// a fifth less bandwidth (docs/performance-log.md).
+// Rows are asked for this far ahead of their use, at the end of a stream of n those of the `next`.
+// Whole rows at once, eight at a time: a request beside every load, or none, gives a fifth less
+// bandwidth (docs/performance-log.md).
 constexpr Index kPrefetchRows = 16;
 
 template <class T>
-LH_INLINE void prefetch_ahead(RowBlock<T> rows, Index i, Index columns) {
-  for (Index c = 0; c < columns; c += 64 / static_cast<Index>(sizeof(T)))
-    prefetch(rows.row(i), kPrefetchRows * rows.stride + c);
+LH_INLINE void prefetch_ahead(RowBlock<T> rows, Index i, Index n, RowBlock<T> next, Index columns) {
+  const Index ahead = i + kPrefetchRows;
+  const T* row = ahead < n ? rows.row(ahead) : next.row(ahead - n);
+  for (Index c = 0; c < columns; c += 64 / static_cast<Index>(sizeof(T))) prefetch(row, c);
 }
 
 template <class T>
@@ -64,14 +68,14 @@ LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index d
 
 // Scores of n keys for Rows rows; the last step repeats the last key into rows that are not read.
 template <int Rows, class T>
-inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, T* scores,
-                          Index width) {
+inline void multiply_rows(RowBlock<T> keys, Index n, RowBlock<T> next, const T* query, Index dim,
+                          T* scores, Index width) {
   constexpr int Keys = 8 / Rows;
   for (Index j = 0; j < n; j += Keys) {
     const T* key[Keys];
     for (int k = 0; k < Keys; ++k) {
       key[k] = keys.row(std::min(j + k, n - 1));
-      prefetch_ahead(keys, j + k, dim);
+      prefetch_ahead(keys, j + k, n, next, dim);
     }
     dot_products<Keys, Rows>(key, query, dim, scores + j * width, width);
   }
@@ -103,12 +107,12 @@ inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> value
 
 // In steps of a few keys, all columns of them before the next: values stream in order.
 template <int Rows, class T>
-inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n, Index columns,
-                            T* output, Index stride) {
+inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n,
+                            RowBlock<T> next, Index columns, T* output, Index stride) {
   constexpr Index kStep = 8;
   for (Index j = 0; j < n; j += kStep) {
     const Index m = std::min(kStep, n - j);
-    for (Index i = 0; i < m; ++i) prefetch_ahead(values, j + i, columns);
+    for (Index i = 0; i < m; ++i) prefetch_ahead(values, j + i, n, next, columns);
     const T* w = weights + j * width;
     const RowBlock<T> v{values.row(j), values.stride};
     Index at = accumulate_columns<Rows, 8 / Rows>(w, width, v, m, 0, columns, output, stride);
@@ -123,6 +127,7 @@ class Decode {
  public:
   explicit Decode(const Problem& problem)
       : p(problem), rows(p.group() * p.queries), groups((rows + kGroupRows<T> - 1) / kGroupRows<T>),
+        block(groups == 1 && is_native<T>(p.key.dtype) ? kStreamKeys : kCachedKeys),
         split_keys(split_size(p)),
         splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
         key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
@@ -157,7 +162,7 @@ class Decode {
   };
 
   const Problem& p;
-  const Index rows, groups, split_keys, splits, key_stride, value_stride;
+  const Index rows, groups, block, split_keys, splits, key_stride, value_stride;
   HealthRecords records;
   char* parts_ = nullptr;
 
@@ -177,19 +182,19 @@ class Decode {
   void read_keys(Index batch, Index kv_head, Index split) {
     Workspace& workspace = thread_workspace();
     const Index query_room = kGroupRows<T> * key_stride;
-    workspace.reserve(TileBuffer<T>::room(p, kBlockKeys) + Workspace::room<T>(groups * query_room) +
-                      Workspace::room<T>(kBlockKeys * key_stride) +
-                      Workspace::room<T>(kBlockKeys * value_stride) +
-                      Workspace::room<T>(kBlockKeys * kMaxLanes<T>) +
+    workspace.reserve(TileBuffer<T>::room(p, block) + Workspace::room<T>(groups * query_room) +
+                      Workspace::room<T>(block * key_stride) +
+                      Workspace::room<T>(block * value_stride) +
+                      Workspace::room<T>(block * kMaxLanes<T>) +
                       Workspace::room<T>(kGroupRows<T> * value_stride));
-    const TileBuffer<T> buffer(p, kBlockKeys, workspace);
+    const TileBuffer<T> buffer(p, block, workspace);
     T* queries = workspace.take<T>(groups * query_room);
-    T* key_scratch = workspace.take<T>(kBlockKeys * key_stride);
-    T* value_scratch = workspace.take<T>(kBlockKeys * value_stride);
-    T* factors = workspace.take<T>(kBlockKeys * kMaxLanes<T>);
+    T* key_scratch = workspace.take<T>(block * key_stride);
+    T* value_scratch = workspace.take<T>(block * value_stride);
+    T* factors = workspace.take<T>(block * kMaxLanes<T>);
     T* block_sum = workspace.take<T>(kGroupRows<T> * value_stride);
     // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
-    std::fill_n(buffer.scores, (std::min(kBlockKeys, p.keys) + 8) * 2 * kLanes<T>, T{0});
+    std::fill_n(buffer.scores, (std::min(block, p.keys) + 8) * 2 * kLanes<T>, T{0});
     std::fill_n(queries, groups * query_room, T{0});
 
     const Band band(p, batch);
@@ -225,8 +230,8 @@ class Decode {
     const RowsIn key_rows(p.key, batch, kv_head), value_rows(p.value, batch, kv_head);
     from = std::max(from, split * split_keys);
     to = std::min(to, (split + 1) * split_keys);
-    for (Index k = from / kBlockKeys * kBlockKeys; k < to; k += kBlockKeys) {
-      const Index first = std::max(k, from), end = std::min(k + kBlockKeys, to);
+    for (Index k = from / block * block; k < to; k += block) {
+      const Index first = std::max(k, from), end = std::min(k + block, to);
       const RowBlock<T> keys = stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch);
       const RowBlock<T> values =
           stage(value_rows, first, end, p.value_dim, kLanes<T>, true, value_scratch);
@@ -263,7 +268,7 @@ class Decode {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
     by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
-      multiply_rows<rows_at_once>(keys, tile.n, query + r * key_stride, key_stride,
+      multiply_rows<rows_at_once>(keys, tile.n, values, query + r * key_stride, key_stride,
                                   tile.scores + r, width);
     });
     Seen<Vectors, T> seen;
@@ -278,28 +283,36 @@ class Decode {
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
     }
-    // The block's sum on its own first: chains of 128 terms round less than one over all keys.
-    std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
-    if (tile.hides && !all_finite(values, da, db, p.value_dim)) {
-      accumulate_seen(w, tile, values, block_sum);
-    } else {
-      by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
-        accumulate_rows<rows_at_once>(tile.scores + r, width, values, tile.n, value_stride,
-                                      block_sum + r * value_stride, value_stride);
-      });
+    const bool guard = tile.hides && !all_finite(values, da, db, p.value_dim);
+    for (Index j = 0; j < tile.n; j += kSumKeys) {
+      const Index m = std::min(kSumKeys, tile.n - j);
+      std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
+      if (guard)
+        accumulate_seen(w, tile, values, j, j + m, block_sum);
+      else
+        by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
+          const RowBlock<T> next = j + m < tile.n ? RowBlock<T>{values.row(j + m), values.stride}
+                                                  : RowBlock<T>{keys.row(tile.n), keys.stride};
+          accumulate_rows<rows_at_once>(tile.scores + j * width + r, width,
+                                        {values.row(j), values.stride}, m, next, value_stride,
+                                        block_sum + r * value_stride, value_stride);
+        });
+      T* output = w.output();
+      for (int r = 0; r < w.panel.n; ++r) {
+        const Vec<T> before = splat(j == 0 ? rescale[r] : T{1});
+        for (Index c = r * value_stride; c < (r + 1) * value_stride; c += W)
+          store(output + c, fma(load(output + c), before, load(block_sum + c)));
+      }
     }
-    T* output = w.output();
-    for (int r = 0; r < w.panel.n; ++r)
-      for (Index c = r * value_stride; c < (r + 1) * value_stride; c += W)
-        store(output + c, fma(load(output + c), splat(rescale[r]), load(block_sum + c)));
   }
 
   // The same sums, leaving out hidden values that hold a NaN or an infinity (see forward.cpp).
-  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values, T* sums) {
+  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values, Index from,
+                       Index to, T* sums) {
     constexpr int W = kLanes<T>;
     const Index width = w.panel.width;
     for (int r = 0; r < w.panel.n; ++r)
-      for (Index j = 0; j < tile.n; ++j) {
+      for (Index j = from; j < to; ++j) {
         const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
         if (dressed && !tile.mask.visible[(j - tile.dressed_first) * width + r]) continue;
         const Vec<T> weight = splat(tile.scores[j * width + r]);

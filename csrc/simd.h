@@ -154,20 +154,14 @@ LH_INLINE IntVec<T> load_mask(const std::int8_t* p) {
 template <class T>
 LH_INLINE void store_mask(std::int8_t* p, IntVec<T> mask) {
 #if defined(__AVX2__)
-  __m128i narrow;
-  if constexpr (sizeof(T) == 8) {
-    const __m256i even = _mm256_permutevar8x32_epi32((__m256i)mask, _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6));
-    narrow = _mm256_castsi256_si128(even);
-    narrow = _mm_packs_epi32(narrow, narrow);
-  } else {
-    narrow = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)mask),
-                             _mm256_extracti128_si256((__m256i)mask, 1));
+  if constexpr (sizeof(T) == 4) {
+    const __m256i wide = (__m256i)mask;
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide),
+                                         _mm256_extracti128_si256(wide, 1));
+    return _mm_storeu_si64(p, _mm_packs_epi16(half, half));
   }
-  const std::int64_t bytes = _mm_cvtsi128_si64(_mm_packs_epi16(narrow, narrow));
-  std::memcpy(p, &bytes, kLanes<T>);
-#else
-  for (int i = 0; i < kLanes<T>; ++i) p[i] = static_cast<std::int8_t>(mask[i]);
 #endif
+  for (int i = 0; i < kLanes<T>; ++i) p[i] = static_cast<std::int8_t>(mask[i]);
 }
 
 template <class T>
