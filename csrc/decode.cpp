@@ -25,9 +25,9 @@ inline Index split_size(const Problem& p) {
   return std::max<Index>(1, (keys + kCachedKeys - 1) / kCachedKeys) * kCachedKeys;
 }
 
-// Rows are asked for this far ahead of their use, at the end of a stream of n those of the `next`.
-// Whole rows at once, eight at a time: a request beside every load, or none, gives a fifth less
-// bandwidth (docs/performance-log.md).
+// Rows are asked for this far ahead of their use, at the end of a stream of n those of the `next`:
+// whole rows, a few at a time. What a kernel reads in order and bandwidth hang together closely;
+// docs/performance-log.md has the numbers.
 constexpr Index kPrefetchRows = 16;
 
 template <class T>
@@ -40,18 +40,19 @@ LH_INLINE void prefetch_ahead(RowBlock<T> rows, Index i, Index n, RowBlock<T> ne
 template <class T>
 constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
 
-// 8 dot products at once: Keys x Rows of them, as sums along the lanes.
+// 8 dot products: Keys x Rows of them, as sums along the lanes. Keys are read one after the other;
+// all at once they would share the loads of the query, but memory would deliver a sixth less.
 template <int Keys, int Rows, class T>
 LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
                             T* scores, Index width) {
   constexpr int W = kLanes<T>;
   static_assert(Keys * Rows == 8);
   Vec<T> acc[8] = {};
-  for (Index c = 0; c < dim; c += W)
-    for (int r = 0; r < Rows; ++r) {
-      const Vec<T> q = load(query + r * dim + c);
-      for (int k = 0; k < Keys; ++k)
-        acc[k * Rows + r] = fma(load(key[k] + c), q, acc[k * Rows + r]);
+  LH_UNROLL for (int k = 0; k < Keys; ++k)
+    for (Index c = 0; c < dim; c += W) {
+      const Vec<T> x = load(key[k] + c);
+      LH_UNROLL for (int r = 0; r < Rows; ++r)
+        acc[k * Rows + r] = fma(x, load(query + r * dim + c), acc[k * Rows + r]);
     }
   T sums[8];
   for (int g = 0; g < 8; g += W) {
@@ -105,14 +106,15 @@ inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> value
   return from;
 }
 
-// In steps of a few keys, all columns of them before the next: values stream in order.
+// In steps of a few keys, all columns of them before the next: values stream in order. One row's sums
+// go over half a value at a time, and the CPU sees by itself what comes next.
 template <int Rows, class T>
 inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n,
                             RowBlock<T> next, Index columns, T* output, Index stride) {
-  constexpr Index kStep = 8;
+  constexpr Index kStep = 4;
   for (Index j = 0; j < n; j += kStep) {
     const Index m = std::min(kStep, n - j);
-    for (Index i = 0; i < m; ++i) prefetch_ahead(values, j + i, n, next, columns);
+    for (Index i = 0; i < m && Rows > 1; ++i) prefetch_ahead(values, j + i, n, next, columns);
     const T* w = weights + j * width;
     const RowBlock<T> v{values.row(j), values.stride};
     Index at = accumulate_columns<Rows, 8 / Rows>(w, width, v, m, 0, columns, output, stride);
