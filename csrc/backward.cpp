@@ -122,11 +122,12 @@ class Backward {
         kSlabPanels * (Workspace::room<T>(lanes * p.key_dim) +
                        Workspace::room<T>(lanes * p.value_dim) +
                        Workspace::room<T>(lanes * query_rows)) +
-        Workspace::room<T>(slab_lanes * key_stride) +
-        2 * Workspace::room<T>(slab_lanes * value_stride) +
+        Workspace::room<T>(slab_lanes * spread<T>(key_stride)) +
+        2 * Workspace::room<T>(slab_lanes * spread<T>(value_stride)) +
         2 * Workspace::room<T>(block * slab_lanes) +
         3 * Workspace::room<T>((block + kTileRows) * lanes) +
-        Workspace::room<T>(block * p.key_dim) + Workspace::room<T>(block * p.value_dim) +
+        Workspace::room<T>(block * spread<T>(p.key_dim)) +
+        Workspace::room<T>(block * p.value_dim) +
         Workspace::room<T>(kLanes<T> * p.key_dim));
     Slab& slab = *new (workspace.take<Slab>(1)) Slab;
     const TileBuffer<T> buffer(p, block, workspace);
@@ -135,15 +136,15 @@ class Backward {
       slab.grad[i] = workspace.take<T>(lanes * p.value_dim);
       slab.grad_query[i] = workspace.take<T>(lanes * query_rows);
     }
-    T* query_scratch = workspace.take<T>(slab_lanes * key_stride);
-    T* grad_scratch = workspace.take<T>(slab_lanes * value_stride);
-    T* output_scratch = workspace.take<T>(slab_lanes * value_stride);
+    T* query_scratch = workspace.take<T>(slab_lanes * spread<T>(key_stride));
+    T* grad_scratch = workspace.take<T>(slab_lanes * spread<T>(value_stride));
+    T* output_scratch = workspace.take<T>(slab_lanes * spread<T>(value_stride));
     slab.weights = workspace.take<T>(block * slab_lanes);
     slab.grad_scores = workspace.take<T>(block * slab_lanes);
     slab.grad_weights = workspace.take<T>((block + kTileRows) * lanes);
     slab.slope = workspace.take<T>((block + kTileRows) * lanes);
     slab.factors = workspace.take<T>((block + kTileRows) * lanes);
-    T* key_scratch = workspace.take<T>(block * p.key_dim);
+    T* key_scratch = workspace.take<T>(block * spread<T>(p.key_dim));
     T* value_scratch = workspace.take<T>(block * p.value_dim);
     T* unpack_scratch = workspace.take<T>(kLanes<T> * p.key_dim);
 
@@ -163,7 +164,8 @@ class Backward {
       }
       for (Index k = from / block * block; k < to; k += block) {
         const Index first = std::max(k, from), end = std::min(k + block, to);
-        const RowBlock<T> keys = stage(key_rows, first, end, p.key_dim, 1, false, key_scratch);
+        const RowBlock<T> keys =
+            stage(key_rows, first, end, p.key_dim, 1, false, key_scratch, true);
         const RowBlock<T> values = stage(value_rows, first, end, p.value_dim, 1, false, value_scratch);
         run_block(slab, first, end, keys, values, buffer, part + first * key_stride,
                   part + p.keys * key_stride + first * value_stride);
@@ -194,8 +196,10 @@ class Backward {
     const Index last = slab.first + slab.rows;
     const RowsIn query(p.query, slab.batch, slab.head), grad(p.grad_output, slab.batch, slab.head);
     const RowsIn output(p.output, slab.batch, slab.head);
-    slab.query_rows = stage(query, slab.first, last, p.key_dim, kLanes<T>, false, query_scratch);
-    slab.grad_rows = stage(grad, slab.first, last, p.value_dim, kLanes<T>, false, grad_scratch);
+    slab.query_rows =
+        stage(query, slab.first, last, p.key_dim, kLanes<T>, false, query_scratch, true);
+    slab.grad_rows =
+        stage(grad, slab.first, last, p.value_dim, kLanes<T>, false, grad_scratch, true);
     const RowBlock<T> outputs =
         stage(output, slab.first, last, p.value_dim, kLanes<T>, true, output_scratch);
     const T scale = static_cast<T>(p.scale_of(slab.head) * kLog2e);

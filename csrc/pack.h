@@ -58,20 +58,29 @@ struct RowsIn {
   }
 };
 
+// Rows that are a multiple of 512 bytes apart share a few sets of the L1 cache, and push each other out
+// when they are read column by column. So they get a cache line of distance more.
+template <class T>
+constexpr Index spread(Index stride) {
+  constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+  return stride % (8 * line) == 0 ? stride + line : stride;
+}
+
 // Rows [first, last) of `from` as T, numbered from 0: a view where memory already is that, else a
-// copy. `scratch` has room for all of them with a stride
-// of `columns` rounded up to `pad`; a copy fills the padding with zeros. A view is taken only if
-// `columns` is a multiple of `pad` and, unless `any_stride`, the rows are adjacent: rows far apart
-// collide in the caches when they are read more than once.
+// copy. `scratch` has room for all of them with a stride of `columns` rounded up to `pad`, which is
+// spread() if that is asked for; a copy fills the padding with zeros. A view is taken only if the
+// stride is as it would be in the copy, or any if `any_stride`: rows far apart collide in the caches
+// too when they are read more than once.
 template <class T>
 inline RowBlock<T> stage(const RowsIn& from, Index first, Index last, Index columns, Index pad,
-                     bool any_stride, T* scratch) {
+                         bool any_stride, T* scratch, bool spread_out = false) {
   const bool unit = from.column_stride == 1 || columns <= 1;
   const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % alignof(T) == 0;
+  Index stride = (columns + pad - 1) / pad * pad;
+  if (spread_out) stride = spread<T>(stride);
   if (is_native<T>(from.dtype) && unit && aligned && columns % pad == 0 &&
-      (any_stride || from.row_stride == columns))
+      (any_stride || from.row_stride == stride))
     return {reinterpret_cast<const T*>(from.row(first)), from.row_stride};
-  const Index stride = (columns + pad - 1) / pad * pad;
   for (Index i = first; i < last; ++i) {
     T* to = scratch + (i - first) * stride;
     read_row(from.dtype, from.row(i), from.column_stride, columns, to);
