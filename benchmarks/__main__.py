@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 from benchmarks import report
-from benchmarks.backward import run_backward
+from benchmarks.backward import BackwardResult, run_backward
 from benchmarks.bars import Results, bars
 from benchmarks.cases import MORE, SUITE, Case
-from benchmarks.forward import run_forward
+from benchmarks.forward import ForwardResult, run_forward
 from benchmarks.machine import cores, cpu_name
 from benchmarks.memory import BARS_MB, HEADS, run_memory
 from benchmarks.peers import Peer, load_peers
@@ -27,6 +27,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="a third of the time, more noise")
     parser.add_argument("--seconds", type=float, default=6.0, help="budget per race (default 6)")
+    parser.add_argument(
+        "--sweeps", type=int, default=2, help="times the suite is gone through (default 2)"
+    )
     parser.add_argument("--case", default="", help="only cases whose name contains this")
     parser.add_argument("--only", choices=SECTIONS, help="only this section")
     parser.add_argument("--more", action="store_true", help="also shapes outside the suite")
@@ -36,6 +39,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.seconds <= 0:
         parser.error(f"--seconds must be positive, got {options.seconds}")
+    if options.sweeps < 1:
+        parser.error(f"--sweeps must be at least 1, got {options.sweeps}")
     return options
 
 
@@ -65,22 +70,29 @@ def run(options: argparse.Namespace, peers: list[Peer]) -> Results:
     memory = [(w, h) for w in BARS_MB for h in HEADS] if "memory" in wanted else []
     if options.case and options.only != "memory":
         memory = []
-    seconds = options.seconds / 3 if options.quick else options.seconds
-    progress = Progress(len(forward) + len(backward) + tiny + len(memory) + 1)
+    seconds = (options.seconds / 3 if options.quick else options.seconds) / options.sweeps
+    races = options.sweeps * (len(forward) + len(backward))
+    progress = Progress(races + tiny + len(memory) + 1)
     results = Results(outside={c.name for c in MORE})
 
     progress.step("the machine's limits")
     results.limits.measure()
-    for case in forward:
-        progress.step(f"forward {case.name} {case.shape_text}")
-        results.forward.append(run_forward(case, peers, seconds))
-        results.limits.measure()
-    for case in backward:
-        progress.step(f"forward and backward {case.name} {case.shape_text}")
-        results.backward.append(run_backward(case, seconds))
+    ahead: dict[Case, ForwardResult] = {}
+    both: dict[Case, BackwardResult] = {}
+    for _ in range(options.sweeps):  # minutes apart, so that no busy spell decides a race
+        for case in forward:
+            progress.step(f"forward {case.name} {case.shape_text}")
+            result = run_forward(case, peers, seconds)
+            ahead.setdefault(case, result).join(result)
+            results.limits.measure()
+        for case in backward:
+            progress.step(f"forward and backward {case.name} {case.shape_text}")
+            trained = run_backward(case, seconds)
+            both.setdefault(case, trained).join(trained)
+    results.forward, results.backward = list(ahead.values()), list(both.values())
     if tiny:
         progress.step("one tiny call")
-        results.tiny = run_tiny(seconds)
+        results.tiny = run_tiny(seconds * options.sweeps)
     for what, heads in memory:
         progress.step(f"memory of {what}, heads: {heads}")
         results.memory.append(run_memory(what, heads))

@@ -26,6 +26,13 @@ class BackwardResult:
     torch_variant: str = ""
     mismatches: list[str] = field(default_factory=list)
 
+    def join(self, later: BackwardResult) -> None:
+        """The best of two sweeps."""
+        self.seconds = min(self.seconds, later.seconds)
+        if not later.torch_seconds > self.torch_seconds:
+            self.torch_seconds, self.torch_variant = later.torch_seconds, later.torch_variant
+        self.mismatches = list(dict.fromkeys(self.mismatches + later.mismatches))
+
     @property
     def ratio(self) -> float:
         return self.torch_seconds / self.seconds

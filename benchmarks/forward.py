@@ -38,6 +38,17 @@ class ForwardResult:
     unable: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
+    def join(self, later: ForwardResult) -> None:
+        """The best of two sweeps, contender by contender."""
+        self.seconds = min(self.seconds, later.seconds)
+        self.health_seconds = min(self.health_seconds, later.health_seconds)
+        fastest: dict[tuple[str, str], PeerTime] = {}
+        for time_ in sorted([*self.peers, *later.peers], key=lambda t: t.seconds):
+            fastest.setdefault((time_.peer, time_.variant), time_)
+        self.peers = list(fastest.values())
+        self.unable = list(dict.fromkeys(self.unable + later.unable))
+        self.mismatches = list(dict.fromkeys(self.mismatches + later.mismatches))
+
     @property
     def best(self) -> PeerTime | None:
         return self.peers[0] if self.peers else None
