@@ -8,7 +8,6 @@ fast path by themselves while a function mode is on, and then take one of the th
 from __future__ import annotations
 
 import copy
-import itertools
 import sys
 from collections.abc import Callable
 from types import FrameType, FunctionType
@@ -71,7 +70,6 @@ class Interceptor(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.listeners: list[Listener] = []
-        self._numbers = itertools.count(1)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -162,7 +160,7 @@ class Interceptor(TorchFunctionMode):
         )
 
     def _run(self, given: Given, heard: Heard, weights: bool = False, lse: bool = False) -> Results:
-        number = next(self._numbers)
+        number = next(_ops.numbers)
         _ops.listeners[number] = heard
         try:
             if is_direct(given):

@@ -7,6 +7,7 @@ the same call for torch.func, which an operator's own gradient does not reach.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,7 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> 
 # Who wants to hear of a call's backward. The operator carries only a number, as a graph can; the
 # listener is here while the operator is called, and held by the graph afterwards.
 listeners: dict[int, Any] = {}
+numbers = itertools.count(1)  # of all watches alike: threads may have one each
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
