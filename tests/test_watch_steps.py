@@ -2,6 +2,7 @@
 
 import copy
 import io
+import sys
 import threading
 import warnings
 
@@ -495,12 +496,17 @@ def test_threads_of_their_own():
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-    for thread in threads:
-        thread.start()
-    work("here")
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    try:
+        threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        work("here")
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert not errors and seen == dict.fromkeys(("a", "b", "here"), (6, [0, 2, 4]))
 
 
