@@ -26,8 +26,8 @@ inline Index split_size(const Problem& p) {
 }
 
 // Rows are asked for this far ahead of their use, at the end of a stream of n those of the `next`:
-// whole rows, a few at a time. What a kernel reads in order and bandwidth hang together closely;
-// docs/performance-log.md has the numbers.
+// whole rows, a few at a time. Bandwidth depends on the order of reading more than on anything
+// else here; docs/performance-log.md has the numbers.
 constexpr Index kPrefetchRows = 16;
 
 template <class T>

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -396,3 +397,21 @@ def test_no_measured_number_is_typed_into_the_texts():
     for one in lab.experiments().values():
         fields = re.findall(r"\{(\w+)(?::[^}]*)?\}", one.found)
         assert len(fields) >= 4, one.name
+
+
+def test_the_readme_tells_the_verdicts_of_the_published_run():
+    root = Path(__file__).parents[1]
+    results = json.loads((root / "docs/lab/results.json").read_text(encoding="utf-8"))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    pages = readme, (root / "docs/lab/results.md").read_text(encoding="utf-8")
+    assert [one["claim"] for one in results] == list(range(1, 16))
+    assert {one["size"] for one in results} == {"full"}
+    for one in results:
+        assert f"| {one['claim']} | {one['title']} | {one['verdict']} |" in pages[0]
+        assert f"**{one['title']}: {one['verdict']}.**" in pages[1]
+    shown = [
+        root / folder / picture
+        for folder, page in zip(("", "docs/lab"), pages, strict=True)
+        for picture in re.findall(r"\((\S+\.png)\)", page)
+    ]
+    assert len(shown) > 40 and all(picture.is_file() for picture in shown)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -220,3 +221,20 @@ def entropy(weights):
 
 def is_close(a, b, tolerance=1e-4):
     return math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def watching(model, **options):
+    """A watch, and the list of the records it hands on."""
+    records = []
+    return levelhead.torch.watch(model, sinks=[records.append], **options), records
+
+
+def modes():
+    return torch._C._len_torch_function_stack()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    yield
+    assert modes() == 0
+    assert torch._dynamo.eval_frame._stance.stance == "default"

@@ -68,7 +68,9 @@ def page_of(results: list[dict], pictures: dict[str, list[tuple[str, str]]]) -> 
         why = r["why"][:1].upper() + r["why"][1:]
         lines += ["", f"## Claim {r['claim']}", "", f"**{r['title']}: {r['verdict']}.** {why}"]
         lines += ["", r["text"], ""]
-        lines += [f"![{title}](figures/{file})" for file, title in pictures[r["experiment"]]]
+        lines += [
+            f"![{title}](figures/{file})" for file, title in pictures.get(r["experiment"], [])
+        ]
         lines += ["", f"    {command} {r['experiment']}"]
     return "\n".join(lines) + "\n"
 
