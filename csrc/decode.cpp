@@ -63,6 +63,10 @@ LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index d
       for (int i = 0; i < n; ++i) block[i] += block[i + n];
     store(sums + g, block[0]);
   }
+  if (width == Rows) {
+    std::memcpy(scores, sums, sizeof sums);
+    return;
+  }
   for (int k = 0; k < Keys; ++k)
     for (int r = 0; r < Rows; ++r) scores[k * width + r] = sums[k * Rows + r];
 }
@@ -121,6 +125,33 @@ inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, I
     if constexpr (Rows < 4)
       at = accumulate_columns<Rows, 2>(w, width, v, m, at, columns, output, stride);
     accumulate_columns<Rows, 1>(w, width, v, m, at, columns, output, stride);
+  }
+}
+
+// sums[row] = sums[row]·rescale[row] + Σ weights[key][row], where keys j, j + 8, j + 16, ... are added
+// up one after the other and then the eight of them as a tree: the same order for any width, so that
+// a row's bits do not depend on how many rows share its tile.
+template <int Width, class T>
+inline void add_weights(const T* weights, Index n, const T* rescale, T* sums) {
+  constexpr int W = kLanes<T>, Vectors = 8 * Width / W;
+  Vec<T> acc[Vectors] = {};
+  Index j = 0;
+  for (; j + 8 <= n; j += 8, weights += 8 * Width)
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) acc[v] += load(weights + v * W);
+  alignas(64) T part[8 * Width];
+  LH_UNROLL for (int v = 0; v < Vectors; ++v) store(part + v * W, acc[v]);
+  for (Index x = 0; x < (n - j) * Width; ++x) part[x] += weights[x];
+  for (int half = 4 * Width; half >= Width; half /= 2)
+    for (int x = 0; x < half; ++x) part[x] += part[x + half];
+  for (int r = 0; r < Width; ++r) sums[r] = sums[r] * rescale[r] + part[r];
+}
+template <class T>
+inline void add_weights(const T* weights, Index n, Index width, const T* rescale, T* sums) {
+  switch (width) {
+    case 1: return add_weights<1>(weights, n, rescale, sums);
+    case 2: return add_weights<2>(weights, n, rescale, sums);
+    case 4: return add_weights<4>(weights, n, rescale, sums);
+    default: return add_weights<8>(weights, n, rescale, sums);
   }
 }
 
@@ -219,11 +250,11 @@ class Decode {
         for (Index c = 0; c < p.key_dim; ++c) q[c] *= scale;
       }
       w.panel.place(p, band);
-      w.state.start(p, w.panel, p.health != nullptr);
-      if (split > 0 && p.sinks) {  // the first part has seen the sink
-        std::fill_n(w.state.max, w.panel.width, -kInf<T>);
-        std::fill_n(w.state.sum, w.panel.width, T{0});
-      }
+      const bool measured = p.health != nullptr;
+      if (split == 0)
+        w.state.start(p, w.panel, measured);
+      else  // the first part has seen the sink
+        w.state.start(w.panel.width, measured);
       std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
       from = std::min(from, w.panel.first);
       to = std::max(to, w.panel.last);
@@ -268,24 +299,26 @@ class Decode {
   void attend(Part& w, ScoreTile<T>& tile, const T* query, RowBlock<T> keys,
               RowBlock<T> values, T* factors, T* block_sum) {
     constexpr int W = kLanes<T>;
-    constexpr Index width = Vectors * W;
+    const Index width = tile_width(w.panel, tile);
     by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
       multiply_rows<rows_at_once>(keys, tile.n, values, query + r * key_stride, key_stride,
                                   tile.scores + r, width);
     });
-    Seen<Vectors, T> seen;
-    const Index da = tile.dressed_first, db = tile.dressed_last;
-    look_at_scores<Vectors>(tile.scores, da, seen);
-    look_at_scores<Vectors>(tile.scores + db * width, tile.n - db, seen);
-    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
-    alignas(64) T rescale[width];
-    softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale);
+    alignas(64) T rescale[Vectors * W], sums[Vectors * W];
+    std::copy_n(w.state.sum, Vectors * W, sums);
+    if (width < W)
+      weigh_side_by_side<Measured>(w, tile, static_cast<int>(width), rescale);
+    else
+      weigh<Vectors, Measured>(w, tile, rescale);
+    add_weights(tile.scores, tile.n, width, rescale, sums);
+    std::copy_n(sums, w.panel.n, w.state.sum);
     if (p.dropout > 0) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
     }
-    const bool guard = tile.hides && !all_finite(values, da, db, p.value_dim);
+    const bool guard = tile.hides && !all_finite(values, tile.dressed_first, tile.dressed_last,
+                                                 p.value_dim);
     for (Index j = 0; j < tile.n; j += kSumKeys) {
       const Index m = std::min(kSumKeys, tile.n - j);
       std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
@@ -305,6 +338,70 @@ class Decode {
         for (Index c = r * value_stride; c < (r + 1) * value_stride; c += W)
           store(output + c, fma(load(output + c), before, load(block_sum + c)));
       }
+    }
+  }
+
+  // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if no
+  // mask or dropout has its say, which know one key a vector only.
+  Index tile_width(const Panel<T>& panel, const ScoreTile<T>& tile) const {
+    if (tile.dressed_first < tile.dressed_last || p.dropout > 0) return panel.width;
+    return panel.n <= 2 ? panel.n : panel.n <= 4 ? 4 : panel.width;
+  }
+
+  // The tile becomes weights, relative to the rows' maximum so far.
+  template <int Vectors, bool Measured>
+  void weigh(Part& w, const ScoreTile<T>& tile, T* rescale) {
+    constexpr Index width = Vectors * kLanes<T>;
+    Seen<Vectors, T> seen;
+    look_at_scores<Vectors>(tile.scores, tile.dressed_first, seen);
+    look_at_scores<Vectors>(tile.scores + tile.dressed_last * width, tile.n - tile.dressed_last,
+                            seen);
+    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
+    softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale);
+  }
+
+  // The same with `rows` lanes a key, several keys a vector: to the softmax a step of such keys is
+  // one, and each lane a part of a row.
+  template <bool Measured>
+  void weigh_side_by_side(Part& w, const ScoreTile<T>& tile, int rows, T* rescale) {
+    constexpr int W = kLanes<T>;
+    const int keys = W / rows;
+    const Index whole = tile.n / keys;
+    ScoreTile<T> steps{tile.scores, (tile.first + keys - 1) / keys, (tile.n + keys - 1) / keys,
+                       whole, whole, tile.mask, false};
+    Panel<T> lanes;
+    lanes.vectors = 1;
+    lanes.width = lanes.n = W;
+    for (int lane = 0; lane < W; ++lane)  // positions in steps
+      lanes.position[lane] =
+          static_cast<T>(steps.first) +
+          (w.panel.position[lane % rows] - static_cast<T>(tile.first + lane / rows)) / keys;
+    if (whole < steps.n) {  // lanes past the last key are hidden
+      steps.dressed_last = steps.n;
+      steps.hides = true;
+      for (int lane = 0; lane < W; ++lane)
+        steps.mask.visible[lane] = whole * keys + lane / rows < tile.n ? -1 : 0;
+    }
+    RowState<T>& state = w.state;
+    spread_lanes(state, rows, Measured);
+    Seen<1, T> seen;
+    look_at_scores<1>(steps.scores, whole, seen);
+    dress_tile<1, Measured>(p, lanes, steps, seen, state);
+    alignas(64) T own[W], top[W];
+    Int<T> has_argmax[W] = {};
+    store(own, seen.max[0]);
+    for (int row = 0; row < rows; ++row) {
+      int best = row;
+      for (int lane = row; lane < W; lane += rows) best = own[lane] > own[best] ? lane : best;
+      for (int lane = row; lane < W; lane += rows) top[lane] = own[best];
+      has_argmax[best] = -1;
+    }
+    seen.max[0] = load(top);
+    if constexpr (Measured) store(state.distance, load(state.distance) / static_cast<T>(keys));
+    softmax_step<1, Measured>(lanes, steps, seen, state, rescale, load(has_argmax));
+    if constexpr (Measured) {
+      store(state.distance, load(state.distance) * static_cast<T>(keys));
+      merge_lanes(state, rows);
     }
   }
 

@@ -2,6 +2,8 @@
 // over all keys except one argmax (the tail), which do not cancel on saturated rows.
 #pragma once
 
+#include <array>
+
 #include "softmax.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -20,22 +22,28 @@ struct RowState {
   T count[N], mean[N], m2[N];                  // raw scores of visible pairs
   T least[N], most[N], large[N];
 
+  LH_INLINE std::array<T*, 10> sums() {  // what begins at 0
+    return {tail, tail_d, tail_2, tail_3, distance, first, count, mean, m2, large};
+  }
+  // Before any key. A sink is an outcome that was seen before them.
   void start(const Problem& p, const Panel<T>& panel, bool measured) {
-    for (int at = 0; at < panel.width; at += kLanes<T>) {
-      store(max + at, splat(-kInf<T>));
-      store(sum + at, Vec<T>{});
-      if (!measured) continue;
-      for (T* zeros : {tail, tail_d, tail_2, tail_3, distance, first, count, mean, m2, large})
-        store(zeros + at, Vec<T>{});
-      store(most + at, splat(-kInf<T>));
-      store(least + at, splat(kInf<T>));
-    }
+    start(panel.width, measured);
     if (!p.sinks) return;
-    for (int i = 0; i < panel.n; ++i) {  // a sink is an outcome that was seen before any key
+    for (int i = 0; i < panel.n; ++i) {
       const T sink = static_cast<T>(p.sinks[panel.head[i]] * kLog2e);
       const bool sound = sink < kInf<T>;  // NaN and +inf make the row NaN, as they would as a key
       max[i] = sound ? sink : -kInf<T>;
       sum[i] = !sound ? std::numeric_limits<T>::quiet_NaN() : sink > -kInf<T> ? T{1} : T{0};
+    }
+  }
+  void start(int width, bool measured) {
+    for (int at = 0; at < width; at += kLanes<T>) {
+      store(max + at, splat(-kInf<T>));
+      store(sum + at, Vec<T>{});
+      if (!measured) continue;
+      for (T* x : sums()) store(x + at, Vec<T>{});
+      store(most + at, splat(-kInf<T>));
+      store(least + at, splat(kInf<T>));
     }
   }
 };
@@ -196,6 +204,32 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
   }
 }
 
+// One vector's lanes as parts of `rows` rows, row r in lanes r, r + rows, ... spread_lanes() leaves the
+// first of them what the row has and lets the others begin at the row's maximum; merge_lanes() brings
+// back to the first what all of them took in since.
+template <class T>
+inline void spread_lanes(RowState<T>& state, int rows, bool measured) {
+  const IntVec<T> own = iota<T>() < static_cast<T>(rows);
+  auto keep = [&](T* x, T others) { store(x, select<T>(own, load(x), splat(others))); };
+  for (int lane = rows; lane < kLanes<T>; ++lane) state.max[lane] = state.max[lane - rows];
+  keep(state.sum, T{0});
+  if (!measured) return;
+  for (T* x : state.sums()) keep(x, T{0});
+  keep(state.most, -kInf<T>);
+  keep(state.least, kInf<T>);
+}
+template <class T>
+inline void merge_lanes(RowState<T>& state, int rows) {
+  for (int half = kLanes<T> / 2; half >= rows; half /= 2) {
+    for (T* x : {state.tail, state.tail_d, state.tail_2, state.tail_3, state.distance, state.large})
+      store(x, load(x) + load(x + half));
+    store(state.least, min(load(state.least), load(state.least + half)));
+    store(state.most, max(load(state.most), load(state.most + half)));
+    join_scores<T>(state, 0, load(state.count + half), load(state.mean + half),
+                   load(state.m2 + half));
+  }
+}
+
 // From raw scores to what enters the softmax, with the statistics of the raw ones on the way.
 template <int Vectors, bool Measured, class T>
 inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
@@ -223,10 +257,12 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
 
 // One step of the online softmax: the tile's scores become weights relative to the new maximum,
 // and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
-// multiplied by. True if anything accumulated changes by it.
+// multiplied by. True if anything accumulated changes by it. Where several lanes are one row's, one
+// of them has its argmax.
 template <int Vectors, bool Measured, class T>
 inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
-                         const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale) {
+                         const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale,
+                         IntVec<T> has_argmax = ~IntVec<T>{}) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
   Vec<T> before[Vectors], shift[Vectors], scale[Vectors], sum[Vectors], sum_d[Vectors];
@@ -246,7 +282,7 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
     const WeightSums<Vectors, T> s(tile, panel);
     for (int v = 0; v < Vectors; ++v) {
       const T* column = tile.scores + v * W;
-      const IntVec<T> rises = seen.max[v] > before[v];
+      const IntVec<T> started = before[v] > -kInf<T>, rises = (seen.max[v] > before[v]) & has_argmax;
       const Vec<T> argmax = select<T>(rises, one, zero);
       Vec<T> e = sum[v] - argmax, e2 = s.squares[v] - argmax, e3 = s.cubes[v] - argmax;
       if (const IntVec<T> cancels = rises & (e < T{1}); any(cancels)) {
@@ -256,9 +292,8 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
         e2 = select<T>(cancels, t2, e2);
         e3 = select<T>(cancels, t3, e3);
       }
-      const IntVec<T> displaced = rises & (before[v] > -kInf<T>);
-      const Vec<T> join = select<T>(displaced, one, zero);
-      const Vec<T> delta = select<T>(displaced, before[v] - shift[v], zero);
+      const Vec<T> join = select<T>(rises & started, one, zero);
+      const Vec<T> delta = select<T>(started, before[v] - shift[v], zero);
       const Vec<T> w = scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
       store(state.first + v * W, tile.first == 0 ? load(column) : w * load(state.first + v * W));
       store(state.tail + v * W, fma(w, t, e));
