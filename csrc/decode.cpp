@@ -167,11 +167,15 @@ class Decode {
         // Rows of one head may lie in several groups of rows; each leaves its own record.
         records(p, groups) {
     if (p.health) records.allocate();
-    const std::size_t parts = static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups);
-    if (posix_memalign(reinterpret_cast<void**>(&parts_), 64, parts * part_bytes() + 64))
+    const std::size_t bytes =
+        static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups) * part_bytes();
+    if (bytes > sizeof few_ &&
+        posix_memalign(reinterpret_cast<void**>(&parts_), 64, bytes) != 0)
       throw std::bad_alloc();
   }
-  ~Decode() { std::free(parts_); }
+  ~Decode() {
+    if (parts_ != few_) std::free(parts_);
+  }
   Decode(const Decode&) = delete;
   Decode& operator=(const Decode&) = delete;
 
@@ -197,7 +201,8 @@ class Decode {
   const Problem& p;
   const Index rows, groups, block, split_keys, splits, key_stride, value_stride;
   HealthRecords records;
-  char* parts_ = nullptr;
+  alignas(64) char few_[8192];  // a tiny call would feel an allocation
+  char* parts_ = few_;
 
   static Index padded(Index n) { return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>; }
   // Waking a thread takes longer than a few thousand multiply-adds.
@@ -341,10 +346,11 @@ class Decode {
     }
   }
 
-  // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if no
-  // mask or dropout has its say, which know one key a vector only.
+  // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if there
+  // are enough of them and no mask or dropout has its say, which know one key a vector only.
   Index tile_width(const Panel<T>& panel, const ScoreTile<T>& tile) const {
-    if (tile.dressed_first < tile.dressed_last || p.dropout > 0) return panel.width;
+    const bool dressed = tile.dressed_first < tile.dressed_last;
+    if (tile.n < 32 || dressed || p.dropout > 0) return panel.width;
     return panel.n <= 2 ? panel.n : panel.n <= 4 ? 4 : panel.width;
   }
 

@@ -155,6 +155,13 @@ class Array {
   }
 };
 
+nb::object sizes_of(const std::vector<Index>& shape) {
+  nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+  for (std::size_t d = 0; d < shape.size(); ++d)
+    PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(d), PyLong_FromLongLong(shape[d]));
+  return sizes;
+}
+
 // A new NumPy array and the view of it. bfloat16 is made as uint16; _attention.py gives it its name.
 struct NewArray {
   nb::object object;
@@ -166,9 +173,7 @@ struct NewArray {
     static const nb::handle make = nb::object(numpy.attr("dtype")).release();
     static PyObject* const names[] = {make("float32").release().ptr(), make("float64").release().ptr(),
                                       make("float16").release().ptr(), make("uint16").release().ptr()};
-    nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
-    for (std::size_t d = 0; d < shape.size(); ++d)
-      PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(d), PyLong_FromLongLong(shape[d]));
+    const nb::object sizes = sizes_of(shape);
     PyObject* arguments[] = {sizes.ptr(), names[static_cast<int>(dtype)]};
     object = nb::steal(PyObject_Vectorcall(empty, arguments, 2, nullptr));
     if (!object) throw nb::python_error();
@@ -277,7 +282,45 @@ void run(const Problem& p, F f) {
 
 Dtype lse_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
 
-// Output alone if nothing else is asked for, else (output, lse, weights, health sums).
+// A class of the package, which lives on.
+PyTypeObject* class_of(const char* module, const char* name) {
+  return reinterpret_cast<PyTypeObject*>(
+      nb::object(nb::module_::import_(module).attr(name)).release().ptr());
+}
+
+// A Health whose array of sums is still to be made of this memory, when someone looks: a tiny call
+// would feel the array, and a call of the constructor too.
+struct NewHealth {
+  nb::object object;
+  double* sums;
+
+  explicit NewHealth(const std::vector<Index>& shape) {
+    static PyTypeObject* const type = class_of("levelhead._health", "Health");
+    static PyObject* const slot = nb::str("_unmade").release().ptr();
+    Index size = sizeof(double);
+    for (Index n : shape) size *= n;
+    nb::object memory = nb::steal(PyByteArray_FromStringAndSize(nullptr, size));
+    object = nb::steal(type->tp_alloc(type, 0));
+    if (!memory || !object) throw nb::python_error();
+    sums = reinterpret_cast<double*>(PyByteArray_AS_STRING(memory.ptr()));
+    const nb::tuple unmade = nb::make_tuple(memory, sizes_of(shape));
+    if (PyObject_SetAttr(object.ptr(), slot, unmade.ptr()) != 0) throw nb::python_error();
+  }
+};
+
+// AttentionResult(...), without its constructor either.
+nb::object new_result(nb::object output, nb::object lse, nb::object weights, nb::object health) {
+  static PyTypeObject* const type = class_of("levelhead._result", "AttentionResult");
+  nb::object result = nb::steal(type->tp_alloc(type, 4));
+  if (!result) throw nb::python_error();
+  PyTuple_SET_ITEM(result.ptr(), 0, output.release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 1, lse.release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 2, weights.release().ptr());
+  PyTuple_SET_ITEM(result.ptr(), 3, health.release().ptr());
+  return result;
+}
+
+// Output alone if nothing else is asked for, else an AttentionResult.
 nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle mask, Index left,
                 Index right, nb::handle query_offset, nb::handle key_lengths, nb::handle scale,
                 double softcap, nb::handle sinks, double dropout, std::uint64_t seed, int threads,
@@ -302,7 +345,8 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
     run(p, [&] { kernels().forward(p); });
     return nb::borrow<nb::any>(output.object);
   }
-  std::optional<NewArray> lse, weights, health;
+  std::optional<NewArray> lse, weights;
+  std::optional<NewHealth> health;
   if (want_lse || want_weights) {
     shape.pop_back();
     lse.emplace(shape, lse_dtype(dtype));
@@ -314,16 +358,14 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
     p.weights = describe_like(q.view, weights->view, p.heads, p.queries, p.keys);
   }
   if (want_health) {
-    health.emplace(shape_like(q.view, {p.heads, kHealthSums}), Dtype::f64);
-    p.health = static_cast<double*>(health->view.data);
+    health.emplace(shape_like(q.view, {p.heads, kHealthSums}));
+    p.health = health->sums;
   }
   run(p, [&] { kernels().forward(p); });
-  auto given = [](bool wanted, std::optional<NewArray>& a) {
-    return wanted ? a->object : nb::none();
-  };
-  return nb::borrow<nb::any>(nb::make_tuple(output.object, given(want_lse, lse),
-                                            given(want_weights, weights),
-                                            given(want_health, health)));
+  auto given = [](bool wanted, auto& a) { return wanted ? a->object : nb::none(); };
+  return nb::borrow<nb::any>(new_result(output.object, given(want_lse, lse),
+                                        given(want_weights, weights),
+                                        given(want_health, health)));
 }
 
 // (dq, dk, dv, gradient health sums or None, gradient of the scores or None)

@@ -1,6 +1,8 @@
 """The engine's statistics, field by field, against the definitions in the specification."""
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -77,6 +79,17 @@ def test_decode_splits(length, size):
         health(q, peaked, v)
     health(q, k, v, key_lengths=[size // 3])
     health(q, k, v, window=100, sinks=[0.0, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("group", range(1, 9))
+@pytest.mark.parametrize("window", [None, (40, 0), (333, 2)], ids=str)
+def test_few_rows_of_decode(group, window):
+    """However many rows share a tile, and wherever it begins and ends."""
+    for size in (31, 32, 33, 47, 700):
+        q, k, v = inputs(heads=2 * group, kv_heads=2, length=1, size=size)
+        k[:, size // 2] *= 5  # the argmax is not in the first lane everywhere
+        health(q, k, v, window=window, query_offset=size - 3)
+        health(q, k, v, window=window, sinks=np.linspace(-1.0, 2.0, 2 * group))
 
 
 @pytest.mark.parametrize("path", LENGTHS)
@@ -221,3 +234,14 @@ def test_saturation_stops_the_gradient():
     free, stopped = grad_health(q, k, v), grad_health(q, k, v, scale=40.0)
     assert (stopped.survival < free.survival).all()
     assert stopped.survival.mean() < free.survival.mean() / 3
+
+
+def test_untouched_health_is_copied_and_pickled():
+    def made():
+        return lh.attention(*inputs(2, heads=3), return_health=True).health
+
+    for twin in (copy.copy(made()), copy.deepcopy(made()), pickle.loads(pickle.dumps(made()))):
+        assert twin == made() and twin.shape == (2, 3)
+    assert made().sums.flags.writeable
+    with pytest.raises(AttributeError, match="'Health' object has no attribute 'entropyy'"):
+        _ = made().entropyy

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _engine
-from ._health import GradHealth, Health
+from ._health import GradHealth
 from ._result import AttentionGradients, AttentionResult
 
 OPEN = _engine.OPEN
@@ -78,17 +78,17 @@ def attention(
     result = _engine.forward(
         query, key, value, mask, *options, return_lse, return_health, return_weights
     )
-    if type(result) is not tuple:
+    if type(result) is not AttentionResult:
         return _like(query, result)
-    output, lse, weights, sums = result
-    fields = (
-        _like(query, output),
+    output, lse, weights, health = result
+    if (like := _like(query, output)) is output:
+        return result
+    return AttentionResult(
+        like,
         None if lse is None else _like(query, lse),
         None if weights is None else _like(query, weights),
-        None if sums is None else Health(sums),
+        health,
     )
-    # What AttentionResult(*fields) does, without its Python-level __new__: a tiny call feels it.
-    return tuple.__new__(AttentionResult, fields)
 
 
 def attention_backward(

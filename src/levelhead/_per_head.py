@@ -22,12 +22,21 @@ class PerHead:
     where a check would be felt. `from_sums` is the same for sums from elsewhere.
     """
 
-    __slots__ = ("_sums",)
+    __slots__ = ("_sums", "_unmade")
     COLUMNS: ClassVar[tuple[str, ...]]
     FIELDS: ClassVar[tuple[str, ...]]
 
     def __init__(self, sums: Floats) -> None:
         self._sums = sums
+
+    if not TYPE_CHECKING:  # to a type checker it would give every name an attribute
+
+        def __getattr__(self, name: str) -> Floats:
+            if name != "_sums":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            memory, shape = self._unmade  # the engine leaves the array to the first who looks
+            self._sums = np.frombuffer(memory).reshape(shape)
+            return self._sums
 
     @classmethod
     def from_sums(cls, sums: ArrayLike) -> Self:

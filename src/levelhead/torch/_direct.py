@@ -37,12 +37,12 @@ def _forward(*inputs: Any) -> Results:
     query, key, value, mask = inputs[:4]
     q, k, v, m = _ops._array(query), _ops._array(key), _ops._array(value), _ops._array(mask)
     options, (health, weights) = _ops._options(*inputs[4:16]), inputs[16:18]
-    output, lse, matrix, sums = _engine.forward(q, k, v, m, *options, True, health, weights)
+    output, lse, matrix, found = _engine.forward(q, k, v, m, *options, True, health, weights)
     return (
         _ops._tensor(output, query),
         torch.from_numpy(lse),
         query.new_empty(0) if matrix is None else _ops._tensor(matrix, query),
-        torch.from_numpy(sums),
+        torch.from_numpy(found.sums),
     )
 
 

@@ -48,12 +48,12 @@ def attention_op(
         sinks, offsets, lengths, scales, seed, left, right, offset, scale, softcap, dropout, threads
     )
     q, k, v, m = _array(query), _array(key), _array(value), _array(mask)
-    output, lse, matrix, sums = _engine.forward(q, k, v, m, *options, True, health, weights)
+    output, lse, matrix, found = _engine.forward(q, k, v, m, *options, True, health, weights)
     return (
         _tensor(output, query),
         torch.from_numpy(lse),
         query.new_empty(0) if matrix is None else _tensor(matrix, query),
-        torch.empty(0, dtype=torch.float64) if sums is None else torch.from_numpy(sums),
+        torch.empty(0, dtype=torch.float64) if found is None else torch.from_numpy(found.sums),
     )
 
 
