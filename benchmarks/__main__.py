@@ -82,9 +82,9 @@ def run(options: argparse.Namespace, peers: list[Peer]) -> Results:
     for _ in range(options.sweeps):  # minutes apart, so that no busy spell decides a race
         for case in forward:
             progress.step(f"forward {case.name} {case.shape_text}")
-            result = run_forward(case, peers, seconds)
+            result = run_forward(case, peers, seconds, results.limits.binding(case))
             ahead.setdefault(case, result).join(result)
-            results.limits.measure()
+            results.limits.join(result.limit)
         for case in backward:
             progress.step(f"forward and backward {case.name} {case.shape_text}")
             trained = run_backward(case, seconds)
@@ -96,15 +96,14 @@ def run(options: argparse.Namespace, peers: list[Peer]) -> Results:
     for what, heads in memory:
         progress.step(f"memory of {what}, heads: {heads}")
         results.memory.append(run_memory(what, heads))
-    results.limits.measure()
     return results
 
 
 def heading(results: Results, peers_line: str) -> str:
     limits = results.limits
     return (
-        f"{cpu_name()}, {cores()} cores: {limits.gflops:.0f} GFLOP/s FMA peak (float32), "
-        f"{limits.gbytes:.1f} GB/s read.\n{peers_line}"
+        f"{cpu_name()}, {cores()} cores: {limits.arithmetic.best:.0f} GFLOP/s FMA peak (float32), "
+        f"{limits.reading.best:.1f} GB/s read.\n{peers_line}"
     )
 
 

@@ -108,12 +108,10 @@ def _limit_bars(results: Results) -> list[Bar]:
     for r in results.forward:
         if r.case.name in floors:
             must, aim = floors[r.case.name]
-            rate, unit, share = results.limits.rate(r.case, r.seconds)
-            of = "read bandwidth" if unit == "GB/s" else "FMA peak"
-            detail = f"{rate:.1f} {unit}"
-            found.append(
-                Bar(f"{r.case.name}, share of {of}", 100 * share, must, aim, True, "%", detail)
-            )
+            of = "read bandwidth" if r.limit.unit == "GB/s" else "FMA peak"
+            what = f"{r.case.name}, share of {of}"
+            detail = f"{r.rate:.1f} of {r.limit.best:.1f} {r.limit.unit}"
+            found.append(Bar(what, 100 * r.share, must, aim, True, "%", detail))
     return found
 
 

@@ -12,8 +12,9 @@ from benchmarks import contender
 from benchmarks.agreement import TOLERANCE, difference
 from benchmarks.cases import Case
 from benchmarks.inputs import Inputs, make_inputs
+from benchmarks.machine import Limit
 from benchmarks.peers import Peer, Unable, Variant
-from benchmarks.timing import Call, race, wait_until_quiet
+from benchmarks.timing import Call, alternate, race, wait_until_quiet
 
 OURS, OURS_WITH_HEALTH = "levelhead", "levelhead with health"
 CLOSE = 1.1  # a peer's variants this close to its fastest all go into the final race
@@ -32,8 +33,12 @@ class PeerTime:
 @dataclass
 class ForwardResult:
     case: Case
+    limit: Limit  # measured in every round of the race
     seconds: float = float("nan")
     health_seconds: float = float("nan")
+    # The best of the race and of many more calls, these two in turn.
+    alone_seconds: float = float("nan")
+    alone_health_seconds: float = float("nan")
     peers: list[PeerTime] = field(default_factory=list)  # the fastest first
     unable: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
@@ -42,6 +47,9 @@ class ForwardResult:
         """The best of two sweeps, contender by contender."""
         self.seconds = min(self.seconds, later.seconds)
         self.health_seconds = min(self.health_seconds, later.health_seconds)
+        self.alone_seconds = min(self.alone_seconds, later.alone_seconds)
+        self.alone_health_seconds = min(self.alone_health_seconds, later.alone_health_seconds)
+        self.limit.best = max(self.limit.best, later.limit.best)
         fastest: dict[tuple[str, str], PeerTime] = {}
         for time_ in sorted([*self.peers, *later.peers], key=lambda t: t.seconds):
             fastest.setdefault((time_.peer, time_.variant), time_)
@@ -65,13 +73,22 @@ class ForwardResult:
 
     @property
     def health_overhead(self) -> float:
-        return self.health_seconds / self.seconds - 1
+        return self.alone_health_seconds / self.alone_seconds - 1
+
+    @property
+    def rate(self) -> float:
+        return self.limit.rate(self.case, self.seconds)
+
+    @property
+    def share(self) -> float:
+        """Of the limit."""
+        return self.rate / self.limit.best
 
 
-def run_forward(case: Case, peers: list[Peer], seconds: float) -> ForwardResult:
+def run_forward(case: Case, peers: list[Peer], seconds: float, limit: Limit) -> ForwardResult:
     """Check every variant, run heats within the peers, then race the fastest with ours."""
     inputs = make_inputs(case)
-    result = ForwardResult(case)
+    result = ForwardResult(case, limit)
     with ExitStack() as stack:
         for peer in peers:
             stack.enter_context(peer.context())
@@ -81,14 +98,18 @@ def run_forward(case: Case, peers: list[Peer], seconds: float) -> ForwardResult:
         if not np.array_equal(np.asarray(with_health().output, np.float32), expected):
             result.mismatches.append("levelhead: health changed the output")
         variants, heats = _checked_variants(inputs, peers, expected, result)
-        limit = max(SLOW, HOPELESS_AT_ONCE * min(heats.values(), default=0.0))
-        entered = {key: variants[key].run for key, first in heats.items() if first <= limit}
+        slowest = max(SLOW, HOPELESS_AT_ONCE * min(heats.values(), default=0.0))
+        entered = {key: variants[key].run for key, first in heats.items() if first <= slowest}
         heats |= race(entered, seconds / 2, turns=2)
         finalists = _finalists(heats)
         calls: dict[str, Call] = {OURS: ours, OURS_WITH_HEALTH: with_health}
         calls |= {f"{name}: {label}": variants[name, label].run for name, label in finalists}
-        times = race(calls, seconds)
+        times = race(calls, seconds, each_round=limit.measure)
+        ours_alone = {name: calls[name] for name in (OURS, OURS_WITH_HEALTH)}
+        alone = alternate(ours_alone, seconds / 2)
     result.seconds, result.health_seconds = times[OURS], times[OURS_WITH_HEALTH]
+    result.alone_seconds = min(times[OURS], alone[OURS])
+    result.alone_health_seconds = min(times[OURS_WITH_HEALTH], alone[OURS_WITH_HEALTH])
     for (name, label), heat in heats.items():  # in the race all have as many chances as ours
         result.peers.append(PeerTime(name, label, times.get(f"{name}: {label}", heat)))
     result.peers.sort(key=lambda t: t.seconds)

@@ -26,27 +26,40 @@ def cpu_name() -> str:
 
 
 @dataclass
-class Limits:
-    """The best values seen so far. A limit only ever rises, so shares of it only fall."""
+class Limit:
+    """One limit of the machine. The best value seen counts, so shares of it only fall."""
 
-    gflops: float = 0.0  # float32 multiply-adds, two operations each
-    gbytes: float = 0.0  # read bandwidth, GB/s
+    unit: str  # "GFLOP/s" of float32 multiply-adds, two operations each; "GB/s" read
+    best: float = 0.0
 
     def measure(self) -> None:
         from levelhead import _engine
 
-        threads = cores()
-        self.gflops = max(self.gflops, _engine.measure_fma_peak(threads))
-        self.gbytes = max(self.gbytes, _engine.measure_read_bandwidth(threads))
+        bandwidth = self.unit == "GB/s"
+        limit = _engine.measure_read_bandwidth if bandwidth else _engine.measure_fma_peak
+        self.best = max(self.best, limit(cores()))
 
-    def is_bandwidth_bound(self, case: Case) -> bool:
-        """Moving the bytes would take longer than the arithmetic, both at their limits."""
-        return case.min_bytes / self.gbytes > case.flops / self.gflops
+    def rate(self, case: Case, seconds: float) -> float:
+        """What the case reached, in the limit's unit."""
+        return (case.min_bytes if self.unit == "GB/s" else case.flops) / seconds / 1e9
 
-    def rate(self, case: Case, seconds: float) -> tuple[float, str, float]:
-        """The case's rate in the unit of the limit that binds it, and its share of that limit."""
-        if self.is_bandwidth_bound(case):
-            rate = case.min_bytes / seconds / 1e9
-            return rate, "GB/s", rate / self.gbytes
-        rate = case.flops / seconds / 1e9
-        return rate, "GFLOP/s", rate / self.gflops
+
+class Limits:
+    """Both limits, over a whole run."""
+
+    def __init__(self) -> None:
+        self.arithmetic, self.reading = Limit("GFLOP/s"), Limit("GB/s")
+
+    def measure(self) -> None:
+        self.arithmetic.measure()
+        self.reading.measure()
+
+    def binding(self, case: Case) -> Limit:
+        """The limit that keeps the case longer, to be measured anew beside it."""
+        moving, computing = case.min_bytes / self.reading.best, case.flops / self.arithmetic.best
+        return Limit((self.reading if moving > computing else self.arithmetic).unit)
+
+    def join(self, beside: Limit) -> None:
+        for limit in (self.arithmetic, self.reading):
+            if limit.unit == beside.unit:
+                limit.best = max(limit.best, beside.best)

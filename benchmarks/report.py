@@ -42,12 +42,11 @@ def time_text(seconds: float) -> str:
     return f"{ms:.4f}" if ms < 0.1 else f"{ms:.3f}" if ms < 10 else f"{ms:.1f}"
 
 
-def forward_table(results: list[ForwardResult], limits: Limits) -> str:
+def forward_table(results: list[ForwardResult]) -> str:
     header = ["case", "batch×heads×L×S×D", "ms", "best peer", "its ms", "ratio"]
     header += ["health", "ratio with health", "rate", "of limit"]
     rows = []
     for r in results:
-        rate, unit, share = limits.rate(r.case, r.seconds)
         best = (r.best.peer, time_text(r.best.seconds)) if r.best else ("none", "")
         rows.append(
             [
@@ -58,8 +57,8 @@ def forward_table(results: list[ForwardResult], limits: Limits) -> str:
                 f"{r.ratio:.2f}×",
                 f"{100 * r.health_overhead:+.1f} %",
                 f"{r.health_ratio:.2f}×",
-                f"{rate:.1f} {unit}",
-                f"{100 * share:.0f} %",
+                f"{r.rate:.1f} {r.limit.unit}",
+                f"{100 * r.share:.0f} %",
             ]
         )
     return table(header, rows)
@@ -88,7 +87,7 @@ def backward_table(results: list[BackwardResult], limits: Limits) -> str:
             time_text(r.torch_seconds),
             f"{r.ratio:.2f}×",
             f"{r.gflops:.1f} GFLOP/s",
-            f"{100 * r.gflops / limits.gflops:.0f} %",
+            f"{100 * r.gflops / limits.arithmetic.best:.0f} %",
         ]
         for r in results
     ]
@@ -131,7 +130,7 @@ def sections(results: Results) -> list[tuple[str, str]]:
     """(title, body) of all that ran."""
     found: list[tuple[str, str]] = []
     if results.forward:
-        found.append(("Forward", forward_table(results.forward, results.limits)))
+        found.append(("Forward", forward_table(results.forward)))
         found.append(("Forward, every peer", peers_table(results.forward)))
     if results.backward:
         found.append(("Forward and backward", backward_table(results.backward, results.limits)))
@@ -173,7 +172,7 @@ def as_json(
 ) -> dict[str, Any]:
     return {
         "cpu": cpu,
-        "limits": asdict(results.limits),
+        "limits": [asdict(results.limits.arithmetic), asdict(results.limits.reading)],
         "peers": {p.name: p.version for p in peers},
         "missing": [asdict(m) for m in missing],
         "forward": [
@@ -182,7 +181,7 @@ def as_json(
                 "ratio": r.ratio,
                 "health_ratio": r.health_ratio,
                 "health_overhead": r.health_overhead,
-                "share_of_limit": results.limits.rate(r.case, r.seconds)[2],
+                "share_of_limit": r.share,
             }
             for r in results.forward
         ],

@@ -13,6 +13,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import TypeVar
 
 Call = Callable[[], object]
@@ -81,18 +82,44 @@ def turn(call: Call, seconds: float) -> float:
     return best
 
 
-def race(contenders: Mapping[Key, Call], seconds: float, turns: int = TURNS) -> dict[Key, float]:
+def race(
+    contenders: Mapping[Key, Call],
+    seconds: float,
+    turns: int = TURNS,
+    each_round: Call | None = None,
+) -> dict[Key, float]:
     """Best seconds per call of each contender, in about `seconds` for all of them together.
 
     Every contender gets `turns` turns of equal length, in rotating order, and at least one
-    measured call a turn however slow it is.
+    measured call a turn however slow it is. `each_round` is called once a round, untimed.
     """
     names = list(contenders)
     best = dict.fromkeys(names, float("inf"))
     slice_seconds = seconds / (turns * max(1, len(names)))
     with no_garbage_collection():
         for round_number in range(turns):
+            if each_round:
+                wait_until_quiet()
+                each_round()
             shift = round_number % max(1, len(names))
             for name in names[shift:] + names[:shift]:
                 best[name] = min(best[name], turn(contenders[name], slice_seconds))
     return best
+
+
+def alternate(contenders: Mapping[Key, Call], seconds: float) -> dict[Key, float]:
+    """Best seconds per call of contenders that share a thread pool, one call after the other.
+
+    With nothing to settle in between, a quiet moment of the machine serves all of them.
+    """
+    calls = contenders.items()
+    best = {name: min(sample(call, 1), sample(call, 1)) for name, call in calls}
+    repeats = {name: max(1, round(SHORTEST_SAMPLE / max(s, 1e-8))) for name, s in best.items()}
+    with no_garbage_collection():
+        deadline = time.perf_counter() + seconds
+        for done in count(1):
+            for name, call in calls:
+                best[name] = min(best[name], sample(call, repeats[name]))
+            if done >= TURNS and time.perf_counter() > deadline:
+                return best
+    raise AssertionError("unreachable")

@@ -155,13 +155,6 @@ class Array {
   }
 };
 
-nb::object sizes_of(const std::vector<Index>& shape) {
-  nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
-  for (std::size_t d = 0; d < shape.size(); ++d)
-    PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(d), PyLong_FromLongLong(shape[d]));
-  return sizes;
-}
-
 // A new NumPy array and the view of it. bfloat16 is made as uint16; _attention.py gives it its name.
 struct NewArray {
   nb::object object;
@@ -173,7 +166,9 @@ struct NewArray {
     static const nb::handle make = nb::object(numpy.attr("dtype")).release();
     static PyObject* const names[] = {make("float32").release().ptr(), make("float64").release().ptr(),
                                       make("float16").release().ptr(), make("uint16").release().ptr()};
-    const nb::object sizes = sizes_of(shape);
+    nb::object sizes = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(shape.size())));
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      PyTuple_SET_ITEM(sizes.ptr(), static_cast<Py_ssize_t>(d), PyLong_FromLongLong(shape[d]));
     PyObject* arguments[] = {sizes.ptr(), names[static_cast<int>(dtype)]};
     object = nb::steal(PyObject_Vectorcall(empty, arguments, 2, nullptr));
     if (!object) throw nb::python_error();
@@ -288,8 +283,8 @@ PyTypeObject* class_of(const char* module, const char* name) {
       nb::object(nb::module_::import_(module).attr(name)).release().ptr());
 }
 
-// A Health whose array of sums is still to be made of this memory, when someone looks: a tiny call
-// would feel the array, and a call of the constructor too.
+// A Health whose array of sums is still to be made when someone looks, of this memory: the number of
+// its dimensions, their sizes, the sums. A tiny call would feel the array, and the constructor too.
 struct NewHealth {
   nb::object object;
   double* sums;
@@ -297,14 +292,17 @@ struct NewHealth {
   explicit NewHealth(const std::vector<Index>& shape) {
     static PyTypeObject* const type = class_of("levelhead._health", "Health");
     static PyObject* const slot = nb::str("_unmade").release().ptr();
-    Index size = sizeof(double);
-    for (Index n : shape) size *= n;
-    nb::object memory = nb::steal(PyByteArray_FromStringAndSize(nullptr, size));
+    Index count = 1;
+    for (Index n : shape) count *= n;
+    const std::size_t numbers = 1 + shape.size() + static_cast<std::size_t>(count);
+    const nb::object memory = nb::steal(PyByteArray_FromStringAndSize(
+        nullptr, static_cast<Py_ssize_t>(numbers * sizeof(double))));
     object = nb::steal(type->tp_alloc(type, 0));
-    if (!memory || !object) throw nb::python_error();
+    if (!memory || !object || PyObject_SetAttr(object.ptr(), slot, memory.ptr()) != 0)
+      throw nb::python_error();
     sums = reinterpret_cast<double*>(PyByteArray_AS_STRING(memory.ptr()));
-    const nb::tuple unmade = nb::make_tuple(memory, sizes_of(shape));
-    if (PyObject_SetAttr(object.ptr(), slot, unmade.ptr()) != 0) throw nb::python_error();
+    *sums++ = static_cast<double>(shape.size());
+    for (Index n : shape) *sums++ = static_cast<double>(n);
   }
 };
 

@@ -80,11 +80,11 @@ def attention(
     )
     if type(result) is not AttentionResult:
         return _like(query, result)
-    output, lse, weights, health = result
-    if (like := _like(query, output)) is output:
+    if (output := _like(query, result[0])) is result[0]:
         return result
+    _, lse, weights, health = result
     return AttentionResult(
-        like,
+        output,
         None if lse is None else _like(query, lse),
         None if weights is None else _like(query, weights),
         health,

@@ -34,8 +34,10 @@ class PerHead:
         def __getattr__(self, name: str) -> Floats:
             if name != "_sums":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            memory, shape = self._unmade  # the engine leaves the array to the first who looks
-            self._sums = np.frombuffer(memory).reshape(shape)
+            # The engine leaves the array to the first who looks: rank, sizes, sums.
+            numbers = np.frombuffer(self._unmade)
+            shape, sums = np.split(numbers[1:], [int(numbers[0])])
+            self._sums = sums.reshape(shape.astype(int))
             return self._sums
 
     @classmethod
