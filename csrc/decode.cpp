@@ -115,7 +115,7 @@ inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> value
 template <int Rows, class T>
 inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n,
                             RowBlock<T> next, Index columns, T* output, Index stride) {
-  constexpr Index kStep = 4;
+  constexpr Index kStep = 2;
   for (Index j = 0; j < n; j += kStep) {
     const Index m = std::min(kStep, n - j);
     for (Index i = 0; i < m && Rows > 1; ++i) prefetch_ahead(values, j + i, n, next, columns);
