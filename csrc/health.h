@@ -206,7 +206,7 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
 
 // One vector's lanes as parts of `rows` rows, row r in lanes r, r + rows, ... spread_lanes() leaves the
 // first of them what the row has and lets the others begin at the row's maximum; merge_lanes() brings
-// back to the first what all of them took in since.
+// back to the first what all of them took in since, and the others begin again.
 template <class T>
 inline void spread_lanes(RowState<T>& state, int rows, bool measured) {
   const IntVec<T> own = iota<T>() < static_cast<T>(rows);
@@ -228,6 +228,7 @@ inline void merge_lanes(RowState<T>& state, int rows) {
     join_scores<T>(state, 0, load(state.count + half), load(state.mean + half),
                    load(state.m2 + half));
   }
+  spread_lanes(state, rows, true);
 }
 
 // From raw scores to what enters the softmax, with the statistics of the raw ones on the way.
