@@ -28,11 +28,15 @@ def options_of(inputs: Inputs) -> dict[str, Any]:
 
 def forward(inputs: Inputs) -> Callable[[], np.ndarray]:
     q, k, v, options = inputs.q, inputs.k, inputs.v, options_of(inputs)
+    if not options:  # as one would write it: a tiny call feels the dictionary
+        return lambda: lh.attention(q, k, v)
     return lambda: lh.attention(q, k, v, **options)
 
 
 def forward_with_health(inputs: Inputs) -> Callable[[], Any]:
     q, k, v, options = inputs.q, inputs.k, inputs.v, options_of(inputs)
+    if not options:
+        return lambda: lh.attention(q, k, v, return_health=True)
     return lambda: lh.attention(q, k, v, return_health=True, **options)
 
 

@@ -429,7 +429,7 @@ class Decode {
 
   void finish(Index batch, Index kv_head) {
     constexpr int W = kLanes<T>;
-    if (p.health)
+    if (p.health && groups > 1)  // a group of rows need not have some of every head
       for (Index h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
         for (Index g = 0; g < groups; ++g) clear_sums(records.record(batch, h, g));
     for (Index g = 0; g < groups; ++g) {

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <structmember.h>
 
 #include <cstring>
 #include <cmath>
@@ -283,26 +284,33 @@ PyTypeObject* class_of(const char* module, const char* name) {
       nb::object(nb::module_::import_(module).attr(name)).release().ptr());
 }
 
-// A Health whose array of sums is still to be made when someone looks, of this memory: the number of
-// its dimensions, their sizes, the sums. A tiny call would feel the array, and the constructor too.
+// Where instances of a class keep one of its __slots__.
+Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
+  const nb::object member = nb::handle(reinterpret_cast<PyObject*>(type)).attr(name);
+  return reinterpret_cast<PyMemberDescrObject*>(member.ptr())->d_member->offset;
+}
+
+// A Health whose array of sums is still to be made when someone looks, of these bytes: the number of
+// dimensions, their sizes, the sums. A tiny call would feel the array, and the constructor too.
 struct NewHealth {
   nb::object object;
   double* sums;
 
-  explicit NewHealth(const std::vector<Index>& shape) {
+  NewHealth(const Index* batch_shape, int batch_dims, Index batch, Index heads) {
     static PyTypeObject* const type = class_of("levelhead._health", "Health");
-    static PyObject* const slot = nb::str("_unmade").release().ptr();
-    Index count = 1;
-    for (Index n : shape) count *= n;
-    const std::size_t numbers = 1 + shape.size() + static_cast<std::size_t>(count);
-    const nb::object memory = nb::steal(PyByteArray_FromStringAndSize(
-        nullptr, static_cast<Py_ssize_t>(numbers * sizeof(double))));
+    static const Py_ssize_t slot = slot_of(type, "_unmade");
+    const Index numbers = 1 + batch_dims + 2 + batch * heads * kHealthSums;
+    nb::object bytes = nb::steal(PyBytes_FromStringAndSize(
+        nullptr, static_cast<Py_ssize_t>(static_cast<std::size_t>(numbers) * sizeof(double))));
     object = nb::steal(type->tp_alloc(type, 0));
-    if (!memory || !object || PyObject_SetAttr(object.ptr(), slot, memory.ptr()) != 0)
-      throw nb::python_error();
-    sums = reinterpret_cast<double*>(PyByteArray_AS_STRING(memory.ptr()));
-    *sums++ = static_cast<double>(shape.size());
-    for (Index n : shape) *sums++ = static_cast<double>(n);
+    if (!bytes || !object) throw nb::python_error();
+    sums = reinterpret_cast<double*>(PyBytes_AS_STRING(bytes.ptr()));
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object.ptr()) + slot) =
+        bytes.release().ptr();
+    *sums++ = batch_dims + 2;
+    for (int d = 0; d < batch_dims; ++d) *sums++ = static_cast<double>(batch_shape[d]);
+    *sums++ = static_cast<double>(heads);
+    *sums++ = kHealthSums;
   }
 };
 
@@ -356,7 +364,7 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
     p.weights = describe_like(q.view, weights->view, p.heads, p.queries, p.keys);
   }
   if (want_health) {
-    health.emplace(shape_like(q.view, {p.heads, kHealthSums}));
+    health.emplace(q.view.shape, p.query.batch_dims, p.batch, p.heads);
     p.health = health->sums;
   }
   run(p, [&] { kernels().forward(p); });

@@ -37,7 +37,7 @@ class PerHead:
             # The engine leaves the array to the first who looks: rank, sizes, sums.
             numbers = np.frombuffer(self._unmade)
             shape, sums = np.split(numbers[1:], [int(numbers[0])])
-            self._sums = sums.reshape(shape.astype(int))
+            self._sums = sums.reshape(shape.astype(int)).copy()
             return self._sums
 
     @classmethod
