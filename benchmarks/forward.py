@@ -49,7 +49,7 @@ class ForwardResult:
         self.health_seconds = min(self.health_seconds, later.health_seconds)
         self.alone_seconds = min(self.alone_seconds, later.alone_seconds)
         self.alone_health_seconds = min(self.alone_health_seconds, later.alone_health_seconds)
-        self.limit.best = max(self.limit.best, later.limit.best)
+        self.limit.join(later.limit)
         fastest: dict[tuple[str, str], PeerTime] = {}
         for time_ in sorted([*self.peers, *later.peers], key=lambda t: t.seconds):
             fastest.setdefault((time_.peer, time_.variant), time_)

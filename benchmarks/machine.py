@@ -39,6 +39,10 @@ class Limit:
         limit = _engine.measure_read_bandwidth if bandwidth else _engine.measure_fma_peak
         self.best = max(self.best, limit(cores()))
 
+    def join(self, other: Limit) -> None:
+        if other.unit == self.unit:
+            self.best = max(self.best, other.best)
+
     def rate(self, case: Case, seconds: float) -> float:
         """What the case reached, in the limit's unit."""
         return (case.min_bytes if self.unit == "GB/s" else case.flops) / seconds / 1e9
@@ -60,6 +64,5 @@ class Limits:
         return Limit((self.reading if moving > computing else self.arithmetic).unit)
 
     def join(self, beside: Limit) -> None:
-        for limit in (self.arithmetic, self.reading):
-            if limit.unit == beside.unit:
-                limit.best = max(limit.best, beside.best)
+        self.arithmetic.join(beside)
+        self.reading.join(beside)

@@ -13,7 +13,6 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from typing import TypeVar
 
 Call = Callable[[], object]
@@ -117,9 +116,9 @@ def alternate(contenders: Mapping[Key, Call], seconds: float) -> dict[Key, float
     repeats = {name: max(1, round(SHORTEST_SAMPLE / max(s, 1e-8))) for name, s in best.items()}
     with no_garbage_collection():
         deadline = time.perf_counter() + seconds
-        for done in count(1):
+        rounds = 0
+        while rounds < TURNS or time.perf_counter() < deadline:
+            rounds += 1
             for name, call in calls:
                 best[name] = min(best[name], sample(call, repeats[name]))
-            if done >= TURNS and time.perf_counter() > deadline:
-                return best
-    raise AssertionError("unreachable")
+    return best

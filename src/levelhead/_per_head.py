@@ -18,8 +18,8 @@ Index = int | slice | tuple[int | slice, ...]
 class PerHead:
     """Float64 sums of shape (..., Hq, columns) and what every kind of statistic does with them.
 
-    The constructor only stores and trusts what it gets: it runs on every call of the operator,
-    where a check would be felt. `from_sums` is the same for sums from elsewhere.
+    The constructor only stores and trusts what it gets; `from_sums` checks sums from elsewhere. The
+    engine does without either and leaves the array to the first who looks.
     """
 
     __slots__ = ("_sums", "_unmade")
@@ -34,8 +34,7 @@ class PerHead:
         def __getattr__(self, name: str) -> Floats:
             if name != "_sums":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            # The engine leaves the array to the first who looks: rank, sizes, sums.
-            numbers = np.frombuffer(self._unmade)
+            numbers = np.frombuffer(self._unmade)  # rank, sizes, sums
             shape, sums = np.split(numbers[1:], [int(numbers[0])])
             self._sums = sums.reshape(shape.astype(int)).copy()
             return self._sums
