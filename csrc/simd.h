@@ -54,16 +54,19 @@ constexpr T kInf = std::numeric_limits<T>::infinity();
 constexpr double kLog2e = 1.4426950408889634;
 constexpr double kLn2 = 0.6931471805599453;
 
+// Loads and stores go through a vector type that may lie anywhere. A memcpy would say the same, but
+// GCC then keeps a second copy of a vector, as integers, and spills both.
+template <class T>
+struct AnywhereOf {
+  typedef T type __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
+};
 template <class T>
 LH_INLINE Vec<T> load(const T* p) {
-  Vec<T> v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
+  return *reinterpret_cast<const typename AnywhereOf<T>::type*>(p);
 }
-template <class T, class V>
-LH_INLINE void store(T* p, V v) {
-  static_assert(sizeof v == kVectorBytes);
-  std::memcpy(p, &v, sizeof v);
+template <class T>
+LH_INLINE void store(T* p, Vec<T> v) {
+  *reinterpret_cast<typename AnywhereOf<T>::type*>(p) = v;
 }
 template <class T>
 LH_INLINE Vec<T> splat(T x) {
@@ -202,15 +205,24 @@ struct Exp2<double> {
       2.4022650695910097e-01, 6.931471805599453e-01};
 };
 
+// The nearest integer, for |x| far below 2^mantissa.
+#if defined(__AVX2__)
+LH_INLINE VecF nearest(VecF x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+LH_INLINE VecD nearest(VecD x) { return _mm256_round_pd(x, _MM_FROUND_TO_NEAREST_INT); }
+#else
+LH_INLINE VecF nearest(VecF x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+LH_INLINE VecD nearest(VecD x) { return (x + 0x1.8p52) - 0x1.8p52; }
+#endif
+
 // x[i] in [floor, 0] becomes q, and scale[i] becomes 2^n, so that 2^x = q·scale + scale. N chains
 // side by side, step by step: one after the other they would fill the CPU's scheduler with waiting
-// instructions (6.7 cycles a vector in f32 on Zen 3; side by side, half of that).
+// instructions.
 template <int N, class T>
 LH_INLINE void exp2_parts(Vec<T> (&x)[N], Vec<T> (&scale)[N]) {
-  const Vec<T> magic = splat(Exp2<T>::magic);  // adding it rounds, and leaves n + bias below
   Vec<T> p[N];
-  for (int i = 0; i < N; ++i) scale[i] = x[i] + magic;
-  for (int i = 0; i < N; ++i) x[i] -= scale[i] - magic;
+  for (int i = 0; i < N; ++i) p[i] = nearest(x[i]);
+  for (int i = 0; i < N; ++i) scale[i] = p[i] + Exp2<T>::magic;  // leaves n + bias below
+  for (int i = 0; i < N; ++i) x[i] -= p[i];
   for (int i = 0; i < N; ++i) p[i] = splat(Exp2<T>::terms[0]);
 #pragma GCC unroll 16
   for (std::size_t k = 1; k < sizeof Exp2<T>::terms / sizeof(T); ++k)

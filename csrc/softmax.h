@@ -147,6 +147,7 @@ inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   constexpr Index width = Vectors * W;
   Vec<T> pivot[Vectors], least[N], sum[N], squares[N];  // key k, vector v: at k * Vectors + v
   IntVec<T> shown[N];  // of the dressed keys
+  const Vec<T> one = splat(T{1});
   LH_UNROLL for (int v = 0; v < Vectors; ++v) {
     auto sample = [&](Index j) LH_INLINE_LAMBDA {
       const Vec<T> x = load(tile.scores + j * width + v * W);
@@ -171,7 +172,7 @@ inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
         shown[i] -= see;
       }
       least[i] = min(least[i], c);
-      sum[i] += c;
+      sum[i] = fma(c, one, sum[i]);  // c - pivot and min keep the adders busy
       squares[i] = fma(c, c, squares[i]);
     };
     Index j = from;
@@ -228,32 +229,35 @@ template <int Vectors, bool Measured, class T>
 LH_INLINE void exponentiate(T* scores, Index n, const Vec<T>* shift, Vec<T>* sum, Vec<T>* sum_d) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
+  constexpr int Chains = Measured ? 2 : 4;  // as many as there are registers for
   Vec<T> s[Vectors], sd[Vectors], m[Vectors];
   LH_UNROLL for (int v = 0; v < Vectors; ++v) {
     s[v] = sd[v] = Vec<T>{};
     m[v] = shift[v];
   }
+  auto weigh = [&](auto chains, T* at, int v, Vec<T>* e) LH_INLINE_LAMBDA {
+    Vec<T> d[chains], weights[chains];
+    for (int i = 0; i < chains; ++i) d[i] = clamp_exp2<T>(load(at + i * width) - m[v]);
+    exp2_clamped<chains, T>(d, weights);
+    for (int i = 0; i < chains; ++i) {
+      e[i] = weights[i];
+      store(at + i * width, e[i]);
+      if constexpr (Measured) sd[v] = fma(e[i], d[i], sd[v]);
+    }
+  };
   Index j = 0;
   for (; j + 4 <= n; j += 4)
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      T* at = scores + j * width + v * W;
-      Vec<T> d[4], e[4];
-      for (int i = 0; i < 4; ++i) d[i] = clamp_exp2<T>(load(at + i * width) - m[v]);
-      exp2_clamped<4, T>(d, e);
-      for (int i = 0; i < 4; ++i) store(at + i * width, e[i]);
+      Vec<T> e[4];
+      LH_UNROLL for (int i = 0; i < 4; i += Chains)
+        weigh(std::integral_constant<int, Chains>{}, scores + (j + i) * width + v * W, v, e + i);
       s[v] += (e[0] + e[1]) + (e[2] + e[3]);
-      if constexpr (Measured)
-        for (int i = 0; i < 4; ++i) sd[v] = fma(e[i], d[i], sd[v]);
     }
   for (; j < n; ++j)
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      T* at = scores + j * width + v * W;
-      const Vec<T> d[1] = {clamp_exp2<T>(load(at) - m[v])};
       Vec<T> e[1];
-      exp2_clamped<1, T>(d, e);
-      store(at, e[0]);
+      weigh(std::integral_constant<int, 1>{}, scores + j * width + v * W, v, e);
       s[v] += e[0];
-      if constexpr (Measured) sd[v] = fma(e[0], d[0], sd[v]);
     }
   LH_UNROLL for (int v = 0; v < Vectors; ++v) {
     sum[v] = s[v];
