@@ -1,7 +1,9 @@
 #include "threads.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
@@ -56,13 +58,54 @@ struct Job {
   }
 };
 
+// PyTorch's OpenMP threads go on spinning for milliseconds after each of its operators, and workers of
+// our own would have to share the cores with them. So where OpenMP is in the process and has threads
+// enough, they do the work. Not in a forked child: it has none of its parent's threads, and OpenMP
+// would wait for them forever.
+class OpenMP {
+ public:
+  // False if it is not there for so many threads; then nothing was done.
+  bool try_run(Job& job, int threads) {
+    if (!parallel_ && !find()) return false;
+    if (getpid() != home_ || max_threads_() < threads) return false;
+    Team team{job, threads};
+    // All of its threads, as OpenMP ends those that a smaller team leaves out.
+    parallel_([](void* t) { static_cast<Team*>(t)->join(); }, &team,
+              static_cast<unsigned>(max_threads_()), 0);
+    return true;
+  }
+
+ private:
+  struct Team {
+    Job& job;
+    std::atomic<int> room;
+    void join() {
+      if (room.fetch_sub(1) > 0) job.work();
+    }
+  };
+  void (*parallel_)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+  int (*max_threads_)() = nullptr;
+  const pid_t home_ = getpid();
+
+  // PyTorch may be imported at any time.
+  bool find() {
+    max_threads_ = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    if (max_threads_)
+      parallel_ = reinterpret_cast<decltype(parallel_)>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+    return parallel_ != nullptr;
+  }
+};
+OpenMP openmp;
+
 // Workers wait a moment spinning (calls often come in a row, and waking a sleeper costs tens of
 // microseconds), then sleep, so that an idle pool takes nothing from PyTorch's or anyone's threads.
 class Pool {
  public:
+  // False if the pool is at work for someone else.
   bool try_run(Job& job, int helpers) {
     std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
     if (!owner) return false;
+    if (openmp.try_run(job, helpers + 1)) return true;
     while (static_cast<int>(workers_) < helpers) {
       try {
         std::thread(&Pool::loop, this, static_cast<int>(workers_)).detach();
@@ -76,11 +119,14 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       job_ = &job;
       invited_ = helpers;
-      active_.store(helpers, std::memory_order_relaxed);
       generation_.fetch_add(1, std::memory_order_release);
     }
     if (sleepers_.load() > 0) wake_.notify_all();
     job.work();
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      job_ = nullptr;  // who has not come by now is not waited for
+    }
     while (active_.load(std::memory_order_acquire) != 0) relax();
     return true;
   }
@@ -106,6 +152,7 @@ class Pool {
         std::lock_guard<std::mutex> lock(mutex_);
         seen = generation_.load(std::memory_order_relaxed);
         if (id < invited_) job = job_;
+        if (job) active_.fetch_add(1, std::memory_order_relaxed);
       }
       if (!job) continue;
       job->work();

@@ -172,6 +172,44 @@ def test_multiprocessing_with_fork():
     assert all(same_bits(a, b) for a, b in zip(got, expected, strict=True))
 
 
+# ---------------------------------------------------------------- beside PyTorch
+
+BESIDE_PYTORCH = """
+import os
+import torch
+import numpy as np
+import levelhead as lh
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+torch.set_num_threads(2)
+x = torch.randn(600, 600)
+x @ x  # OpenMP's threads are there now
+q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 100, 32), dtype=np.float32)
+expected, before = lh.attention(q, k, v, threads=1), threads()
+
+for count in (2, 2):
+    assert np.array_equal(lh.attention(q, k, v, threads=count), expected)
+assert threads() == before > 1, "two threads are OpenMP's"
+x @ x
+
+if (pid := os.fork()) == 0:
+    os._exit(0 if np.array_equal(lh.attention(q, k, v, threads=2), expected) else 1)
+assert os.waitpid(pid, 0)[1] == 0, "a child has none of OpenMP's threads"
+
+assert np.array_equal(lh.attention(q, k, v, threads=before + 2), expected)
+assert threads() > before, "more than OpenMP has are the engine's own"
+torch.set_num_threads(1)
+assert np.array_equal(lh.attention(q, k, v, threads=2), expected)
+"""
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_beside_pytorch_its_threads_do_the_work():
+    subprocess.run([sys.executable, "-c", BESIDE_PYTORCH], check=True, timeout=120)
+
+
 # ---------------------------------------------------------------- how many
 
 
