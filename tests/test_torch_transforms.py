@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch_support import leaf, same, tensors
 
 import levelhead.torch as lt
@@ -22,6 +24,50 @@ def op_arguments(*given, health=False, weights=False, **opts):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_opcheck_plain(dtype):
     torch.library.opcheck(_ops.attention_op, op_arguments(*tensors(2, dtype=dtype, grad=True)))
+
+
+class Names(TorchDispatchMode):
+    """The operators that PyTorch's dispatcher sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def gradients(*given):
+    output = lt.attention(*given)
+    return output, *torch.autograd.grad(output.sum(), given)
+
+
+def test_who_looks_for_operators_finds_them():
+    given = tensors(2, grad=True)
+    with Names() as names:
+        through = gradients(*given)
+    assert {"levelhead.attention.default", "levelhead.attention_backward.default"} <= {*names.seen}
+    with torch.profiler.profile() as profile:
+        gradients(*given)
+    assert {"levelhead::attention", "levelhead::attention_backward"} <= {
+        event.key for event in profile.key_averages()
+    }
+    mode = FakeTensorMode()
+    fake = lt.attention(*(mode.from_tensor(x) for x in given))
+    assert fake.shape == through[0].shape and type(fake).__name__ == "FakeTensor"
+    assert all(same(a, b) for a, b in zip(through, gradients(*given), strict=True))
+
+
+def test_plain_code_passes_the_dispatcher_by(monkeypatch):
+    given = tensors(2, grad=True)
+    expected = gradients(*given)
+    for operator in ("attention_op", "backward_op"):
+        monkeypatch.setattr(_ops, operator, None)
+    assert all(same(a, b) for a, b in zip(gradients(*given), expected, strict=True))
+    with torch.no_grad():
+        assert same(lt.attention(*given), expected[0])
+    assert same(lt.attention(torch.nn.Parameter(given[0]), *given[1:]), expected[0])
 
 
 def every_option(grad):

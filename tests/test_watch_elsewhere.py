@@ -33,7 +33,6 @@ def elsewhere(monkeypatch):
         return _elsewhere.attention(given, health, weights, listener, lse)
 
     monkeypatch.setattr(_intercept, "is_elsewhere", lambda tensor: True)
-    monkeypatch.setattr(_intercept, "is_direct", lambda given: False)
     monkeypatch.setattr(_intercept, "compute", compute)
     monkeypatch.setattr(_elsewhere, "TILE", 500)  # several tiles a call
     monkeypatch.setattr(_engine, "forward", fail)

@@ -234,7 +234,7 @@ def _window(window: Window) -> tuple[int, int]:
 
 
 def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool | np.bool_):
+    if type(value) not in (bool, np.bool_):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
 
@@ -280,7 +280,7 @@ def _like(query: Any, array: NDArray[Any]) -> Any:
         return array.view(query.dtype) if bfloat16 else array
     if type(query).__module__.partition(".")[0] == "torch":
         torch = sys.modules["torch"]
-        tensor = torch.from_dlpack(array)
+        tensor = torch.from_numpy(array)
         return tensor.view(torch.bfloat16) if bfloat16 else tensor
     if not hasattr(query, "__array_namespace__"):
         return array

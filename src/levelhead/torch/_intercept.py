@@ -22,7 +22,6 @@ from .._result import AttentionResult
 from . import _ops, _padding
 from ._attention import Given, attention, compute, normalise
 from ._calls import Call, EagerCall, FusedCall, Heard
-from ._direct import Results, direct, is_direct
 from ._eager import NOTED, Origin, follow, origin, write_note
 from ._elsewhere import tiled_gradients, tiled_health
 from ._makers import heads_of, maker
@@ -159,12 +158,12 @@ class Interceptor(TorchFunctionMode):
             type(call.health)(call.health.sums.reshape(shape)) if health else None,
         )
 
-    def _run(self, given: Given, heard: Heard, weights: bool = False, lse: bool = False) -> Results:
+    def _run(
+        self, given: Given, heard: Heard, weights: bool = False, lse: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         number = next(_ops.numbers)
         _ops.listeners[number] = heard
         try:
-            if is_direct(given):
-                return direct(given, weights, number)
             return compute(given, True, weights, number, lse)
         finally:
             del _ops.listeners[number]  # from here on the graph holds it

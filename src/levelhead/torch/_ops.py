@@ -2,7 +2,8 @@
 
 Queries have at least three dimensions here. What may change from call to call (seed, lengths,
 offsets) comes in tensors, so that a compiled graph need not be traced again. `differentiable` is
-the same call for torch.func, which an operator's own gradient does not reach.
+the same call for everybody: for torch.func, which an operator's own gradient does not reach, and
+for plain eager code, where PyTorch's dispatcher would take longer than a small call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 from .. import _engine
 from .._attention import Options
@@ -21,8 +23,7 @@ from .._health import GRAD_SUMS, HEALTH_SUMS
 from ._vmap import mapped
 
 
-@torch.library.custom_op("levelhead::attention", mutates_args=(), device_types="cpu")
-def attention_op(
+def forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -57,8 +58,7 @@ def attention_op(
     )
 
 
-@torch.library.custom_op("levelhead::attention_backward", mutates_args=(), device_types="cpu")
-def backward_op(
+def backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -95,6 +95,14 @@ def backward_op(
         torch.empty(0, dtype=torch.float64) if sums is None else torch.from_numpy(sums),
         lse.new_empty(0) if ds is None else torch.from_numpy(ds),
     )
+
+
+attention_op = torch.library.custom_op(
+    "levelhead::attention", forward, mutates_args=(), device_types="cpu"
+)
+backward_op = torch.library.custom_op(
+    "levelhead::attention_backward", backward, mutates_args=(), device_types="cpu"
+)
 
 
 def _options(
@@ -134,7 +142,7 @@ def _array(tensor: Tensor | None) -> Any:
     """What the engine reads without a copy; NumPy is the quickest way, but knows no bfloat16."""
     if tensor is None:
         return None
-    tensor = tensor.detach()
+    tensor = tensor.detach().resolve_neg()
     return tensor if tensor.dtype is torch.bfloat16 else tensor.numpy()
 
 
@@ -243,19 +251,57 @@ class _Once(torch.autograd.Function):
     backward = staticmethod(_refuse)
 
 
+class _Direct(torch.autograd.Function):
+    """The engine with its gradient, for plain eager code.
+
+    One function without a signature: to bind arguments takes PyTorch longer than a small call.
+    """
+
+    backward = staticmethod(_backward)
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        results = forward(*inputs)
+        _remember(ctx, inputs, results)
+        return results
+
+
 def _transformed() -> bool:
     """Whether torch.func is at work, or forward mode, where an operator would lose the tangent."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+def _is_plain(tensors: tuple[Any, ...]) -> bool:
+    """Whether the tensors are what they seem, and nobody wants to see the operators."""
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and not torch._C._autograd._profiler_enabled()
+        and all(x is None or type(x) in (Tensor, Parameter) for x in tensors)
+    )
+
+
 def differentiable(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`attention_op`, also under torch.func.grad, jacrev and their combinations with vmap."""
-    results: Any = _Differentiable.apply(*inputs) if _transformed() else attention_op(*inputs)
+    results: Any
+    if _transformed():
+        results = _Differentiable.apply(*inputs)
+    elif not _is_plain(inputs[:9]):
+        results = attention_op(*inputs)
+    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:5]):
+        results = _Direct.apply(*inputs)
+    else:
+        results = forward(*inputs)
     return results  # type: ignore[no-any-return]
 
 
 def _once(*inputs: Any) -> Any:
-    return _Once.apply(*inputs) if _transformed() else backward_op(*inputs)
+    if _transformed():
+        return _Once.apply(*inputs)
+    # With gradients on, someone wants a gradient of the gradient, which only the operator refuses.
+    plain = not torch.is_grad_enabled() and _is_plain(inputs[:12])
+    return backward(*inputs) if plain else backward_op(*inputs)
 
 
 attention_op.register_vmap(mapped(attention_op, arrays=4))
