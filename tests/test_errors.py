@@ -1,9 +1,12 @@
 """Bad input: an error before any work that names the argument, what was expected and what came."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from support import BFLOAT16
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import levelhead as lh
 
@@ -335,6 +338,28 @@ def test_tensors_that_require_grad():
     )
     refuses(ValueError, text, q, k, v.requires_grad_())
     assert lh.attention(q, k, v.detach()).shape == (2, 4, 5, 3)
+
+
+def test_tensors_without_values_of_their_own():
+    q, k, v = (torch.from_numpy(x.copy()) for x in (Q, K, V))
+    negated = torch.complex(q, -q).conj().imag
+    assert negated.is_neg() and torch.equal(negated, q)
+    text = (
+        "query: expected a tensor of values as they lie in memory, got one that is to be negated; "
+        "pass its resolve_neg()"
+    )
+    refuses(ValueError, text, negated, k, v)
+    assert torch.equal(lh.attention(negated.resolve_neg(), k, v), lh.attention(q, k, v))
+    mode = FakeTensorMode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch's own, of asking a stand-in for its data
+        text = "query: expected an array with data, got a FakeTensor without"
+        refuses(ValueError, text, *(mode.from_tensor(x) for x in (q, k, v)))
+    mapped = torch.func.vmap(lambda x: lh.attention(x, x, x))
+    with pytest.raises(ValueError, match="query: expected an array on the CPU"):
+        mapped(q)
+    none = lh.attention(*(x[:0] for x in (q, k, v)))
+    assert none.shape == (0, 4, 5, 3)
 
 
 def test_tensors_of_another_dtype():

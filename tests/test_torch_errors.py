@@ -32,7 +32,7 @@ Q, K, V = tensors(2)
             (Q, K, V),
             {"mask": torch.ones(5, 7, dtype=torch.int64)},
             TypeError,
-            "mask: expected dtype bool, float32, float64, float16 or bfloat16, got int64",
+            "mask: expected dtype bool, float32, float64, float16 or bfloat16, got torch.int64",
         ),
         (
             (Q, K, V),
@@ -62,7 +62,7 @@ Q, K, V = tensors(2)
             (Q.int(), K, V),
             {},
             TypeError,
-            "query: expected dtype float32, float64, float16 or bfloat16, got int32",
+            "query: expected dtype float32, float64, float16 or bfloat16, got torch.int32",
         ),
         ((Q, K, V), {"causal": 1}, TypeError, "causal: expected True or False, got 1"),
         (

@@ -220,7 +220,7 @@ def _options(
 
 
 def _window(window: Window) -> tuple[int, int]:
-    if isinstance(window, Sequence):
+    if type(window) is tuple or isinstance(window, Sequence):  # to ask for the latter takes long
         if len(window) != 2:
             raise ValueError(f"window: expected an int or (left, right), got {window!r}")
         sides = tuple(OPEN if side is None else _integer("window", side) for side in window)

@@ -98,13 +98,13 @@ def compute(
     """Output, lse, weights and health sums; the last two are empty unless asked for.
 
     listener: a key of `_ops.listeners`, called with the gradient's sums when backward runs.
-    lse: the CPU always has it; elsewhere it costs a pass of its own and is empty if not asked for.
+    lse: perhaps empty if not asked for; elsewhere than on the CPU it costs a pass of its own.
     """
     *options, matrix = given
-    if given.query.device.type != "cpu":
-        results = _elsewhere.attention(given, health, weights, listener, lse)
+    if given.query.is_cpu:
+        results = differentiable(*options, health, weights, listener, lse=lse)
     else:
-        results = differentiable(*options, health, weights, listener)
+        results = _elsewhere.attention(given, health, weights, listener, lse)
     if matrix:
         output, rows, attended, sums = results
         return (

@@ -57,25 +57,17 @@ def normalise(
     threads: int | None = None,
 ) -> Given:
     """Check the options and bring them to the operator's form; shapes are the engine's to check."""
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
-        if tensor.device != query.device:
-            raise ValueError(
-                f"{name}: expected a tensor on {query.device} like query, got {tensor.device}"
-            )
-        if tensor.dim() < 2:
-            raise ValueError(
-                f"{name}: expected at least 2 dimensions (..., heads, length, dim), got shape "
-                f"{tuple(tensor.shape)}"
-            )
+    if not (
+        isinstance(query, Tensor)
+        and isinstance(key, Tensor)
+        and isinstance(value, Tensor)
+        and query.device == key.device == value.device
+        and min(query.dim(), key.dim(), value.dim()) >= 2
+    ):
+        _refuse(query, key, value)
     for name, option in (("mask", mask), ("sinks", sinks)):
-        if option is not None and not isinstance(option, Tensor):
-            raise TypeError(f"{name}: expected a torch.Tensor, got {type(option).__name__}")
-        if option is not None and option.device != query.device:
-            raise ValueError(
-                f"{name}: expected a tensor on {query.device} like query, got {option.device}"
-            )
+        if option is not None:
+            _check_tensor(name, option, query)
     if sinks is not None and sinks.dim() != 1:
         raise ValueError(f"sinks: expected shape (query heads,), got {tuple(sinks.shape)}")
     query, key, value = _autocast(query, key, value)
@@ -123,7 +115,29 @@ def normalise(
     )  # fmt: skip
 
 
+def _check_tensor(name: str, tensor: Any, query: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.device != query.device:
+        raise ValueError(
+            f"{name}: expected a tensor on {query.device} like query, got {tensor.device}"
+        )
+
+
+def _refuse(query: Any, key: Any, value: Any) -> None:
+    """Say which of the three is wrong."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, tensor, query)
+        if tensor.dim() < 2:
+            raise ValueError(
+                f"{name}: expected at least 2 dimensions (..., heads, length, dim), got shape "
+                f"{tuple(tensor.shape)}"
+            )
+
+
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    if not torch._C._is_any_autocast_enabled():
+        return tensors
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
@@ -135,6 +149,8 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _several(option: Any) -> bool:
+    if option is None or type(option) in (int, float):  # asking for a Sequence takes long
+        return False
     return isinstance(option, Tensor | Sequence | np.ndarray) and not isinstance(option, str)
 
 

@@ -48,13 +48,27 @@ def forward(
     options = _options(
         sinks, offsets, lengths, scales, seed, left, right, offset, scale, softcap, dropout, threads
     )
+    output, lse, matrix, sums = _attend(query, key, value, mask, *options, True, health, weights)
+    return (
+        output,
+        lse,
+        query.new_empty(0) if matrix is None else matrix,
+        torch.empty(0, dtype=torch.float64) if sums is None else sums,
+    )
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> Any:
+    """Output, lse, weights and health sums; None for what was not asked for."""
     q, k, v, m = _array(query), _array(key), _array(value), _array(mask)
-    output, lse, matrix, found = _engine.forward(q, k, v, m, *options, True, health, weights)
+    found = _engine.forward(q, k, v, m, *options)
+    if isinstance(found, np.ndarray):  # nothing but the output was
+        return _tensor(found, query), None, None, None
+    output, lse, matrix, health = found
     return (
         _tensor(output, query),
-        torch.from_numpy(lse),
-        query.new_empty(0) if matrix is None else _tensor(matrix, query),
-        torch.empty(0, dtype=torch.float64) if found is None else torch.from_numpy(found.sums),
+        None if lse is None else torch.from_numpy(lse),
+        None if matrix is None else _tensor(matrix, query),
+        None if health is None else torch.from_numpy(health.sums),
     )
 
 
@@ -138,17 +152,21 @@ def _numbers(tensor: Tensor, dtype: torch.dtype) -> Any:
     return tensor.detach().to(dtype).contiguous().numpy()
 
 
-def _array(tensor: Tensor | None) -> Any:
-    """What the engine reads without a copy; NumPy is the quickest way, but knows no bfloat16."""
+def _array(tensor: Tensor | None) -> Tensor | None:
+    """What the engine may read."""
     if tensor is None:
         return None
-    tensor = tensor.detach().resolve_neg()
-    return tensor if tensor.dtype is torch.bfloat16 else tensor.numpy()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
 
 
 def _tensor(array: np.ndarray[Any, Any], like: Tensor) -> Tensor:
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if like.dtype is torch.bfloat16 else tensor
+
+
+NOTHING = torch.empty(0)  # in place of a result that nobody asked for
 
 
 def _lse_dtype(query: Tensor) -> torch.dtype:
@@ -271,6 +289,9 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
+PLAIN = {Tensor, Parameter, type(None)}
+
+
 def _is_plain(tensors: tuple[Any, ...]) -> bool:
     """Whether the tensors are what they seem, and nobody wants to see the operators."""
     return (
@@ -278,12 +299,15 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._get_tracing_state() is None
         and not torch._C._autograd._profiler_enabled()
-        and all(x is None or type(x) in (Tensor, Parameter) for x in tensors)
+        and PLAIN.issuperset(map(type, tensors))
     )
 
 
-def differentiable(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`attention_op`, also under torch.func.grad, jacrev and their combinations with vmap."""
+def differentiable(*inputs: Any, lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`attention_op`, also under torch.func.grad, jacrev and their combinations with vmap.
+
+    lse: without it and without gradients lse may be empty too.
+    """
     results: Any
     if _transformed():
         results = _Differentiable.apply(*inputs)
@@ -292,7 +316,8 @@ def differentiable(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:5]):
         results = _Direct.apply(*inputs)
     else:
-        results = forward(*inputs)
+        found = _attend(*inputs[:4], *_options(*inputs[4:16]), lse, *inputs[16:18])
+        results = tuple(NOTHING if x is None else x for x in found)
     return results  # type: ignore[no-any-return]
 
 
