@@ -43,7 +43,7 @@ PyTypeObject* ndarray_type() {
 }
 
 // What types offer as `__dlpack_c_exchange_api__` since DLPack 1.2, torch's among them: functions to
-// call instead of methods, a hundred times as fast. Of all of them we read only.
+// call instead of methods, which take longer than a small call. Of all of them we only read.
 struct ExchangeApi {
   std::uint32_t major, minor;
   const ExchangeApi* previous;
