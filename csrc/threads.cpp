@@ -31,6 +31,17 @@ int cgroup_quota() {
   return 0;
 }
 
+// Is this process a fork of another that no new program has replaced? Linux marks it with a flag.
+bool is_fork() {
+  constexpr unsigned kForkNoExec = 0x40;
+  unsigned flags = kForkNoExec;
+  if (std::FILE* f = std::fopen("/proc/self/stat", "r")) {  // "pid (name) state ppid ... flags"
+    if (std::fscanf(f, "%*d (%*[^)]) %*c %*d %*d %*d %*d %*d %u", &flags) != 1) flags = kForkNoExec;
+    std::fclose(f);
+  }
+  return flags & kForkNoExec;
+}
+
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -67,7 +78,7 @@ class OpenMP {
   // False if it is not there for so many threads; then nothing was done.
   bool try_run(Job& job, int threads) {
     if (!parallel_ && !find()) return false;
-    if (getpid() != home_ || max_threads_() < threads) return false;
+    if (is_child_ || getpid() != home_ || max_threads_() < threads) return false;
     Team team{job, threads};
     // All of its threads, as OpenMP ends those that a smaller team leaves out.
     parallel_([](void* t) { static_cast<Team*>(t)->join(); }, &team,
@@ -85,6 +96,7 @@ class OpenMP {
   };
   void (*parallel_)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
   int (*max_threads_)() = nullptr;
+  const bool is_child_ = is_fork();
   const pid_t home_ = getpid();
 
   // PyTorch may be imported at any time.

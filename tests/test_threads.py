@@ -205,9 +205,25 @@ assert np.array_equal(lh.attention(q, k, v, threads=2), expected)
 """
 
 
+FIRST_IN_A_CHILD = """
+import os
+import torch
+
+torch.set_num_threads(2)
+x = torch.randn(600, 600)
+x @ x
+if (pid := os.fork()) == 0:
+    import levelhead as lh
+    q = torch.ones(2, 4, 100, 32)
+    os._exit(0 if bool((lh.attention(q, q, q, threads=2) == 1).all()) else 1)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
-def test_beside_pytorch_its_threads_do_the_work():
-    subprocess.run([sys.executable, "-c", BESIDE_PYTORCH], check=True, timeout=120)
+@pytest.mark.parametrize("code", [BESIDE_PYTORCH, FIRST_IN_A_CHILD], ids=["here", "in a child"])
+def test_beside_pytorch_its_threads_do_the_work(code):
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 # ---------------------------------------------------------------- how many
