@@ -172,7 +172,7 @@ inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
         shown[i] -= see;
       }
       least[i] = min(least[i], c);
-      sum[i] = fma(c, one, sum[i]);  // c - pivot and min keep the adders busy
+      sum[i] = fma(c, one, sum[i]);  // x - pivot and min keep the adders busy
       squares[i] = fma(c, c, squares[i]);
     };
     Index j = from;

@@ -158,7 +158,8 @@ class Array {
                        "negated; pass its resolve_neg()");
     if (const ExchangeApi* api = ExchangeApi::of(object)) {
       nb::dlpack::dltensor t;
-      if (api->read(object.ptr(), &t) == 0 && t.device.device_type == nb::device::cpu::value)
+      if (api->read(object.ptr(), &t) == 0 && t.strides &&
+          t.device.device_type == nb::device::cpu::value)
         return take(object, t.dtype, t.ndim, static_cast<char*>(t.data) + t.byte_offset, t.shape,
                     t.strides);
       PyErr_Clear();  // what is wrong is told below
