@@ -163,10 +163,7 @@ class Decode {
         block(groups == 1 && is_native<T>(p.key.dtype) ? kStreamKeys : kCachedKeys),
         split_keys(split_size(p)),
         splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
-        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
-        // Rows of one head may lie in several groups of rows; each leaves its own record.
-        records(p, groups) {
-    if (p.health) records.allocate();
+        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)) {
     const std::size_t bytes =
         static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups) * part_bytes();
     if (bytes > sizeof few_ &&
@@ -200,7 +197,6 @@ class Decode {
 
   const Problem& p;
   const Index rows, groups, block, split_keys, splits, key_stride, value_stride;
-  HealthRecords records;
   alignas(64) char few_[8192];  // a tiny call would feel an allocation
   char* parts_ = few_;
 
@@ -259,7 +255,7 @@ class Decode {
       if (split == 0)
         w.state.start(p, w.panel, measured);
       else  // the first part has seen the sink
-        w.state.start(w.panel.width, measured);
+        w.state.start(measured);
       std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
       from = std::min(from, w.panel.first);
       to = std::max(to, w.panel.last);
@@ -429,9 +425,6 @@ class Decode {
 
   void finish(Index batch, Index kv_head) {
     constexpr int W = kLanes<T>;
-    if (p.health && groups > 1)  // a group of rows need not have some of every head
-      for (Index h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
-        for (Index g = 0; g < groups; ++g) clear_sums(records.record(batch, h, g));
     for (Index g = 0; g < groups; ++g) {
       Part& w = part(batch, kv_head, 0, g);
       T* output = w.output();
@@ -468,15 +461,19 @@ class Decode {
                   output + r * value_stride);
         if (p.lse) static_cast<T*>(p.lse)[(batch * p.heads + head) * p.queries + query] = lse[r];
       }
-      if (p.health)
-        for (int from = 0, to; from < w.panel.n; from = to) {
-          for (to = from + 1; to < w.panel.n && w.panel.head[to] == w.panel.head[from];) ++to;
-          summarise(p, w.panel, w.state, from, to, records.record(batch, w.panel.head[from], g));
-        }
     }
-    if (p.health)
-      for (Index h = kv_head * p.group(); h < (kv_head + 1) * p.group(); ++h)
-        records.merge(batch, h);
+    if (!p.health) return;
+    for (Index h = 0; h < p.group(); ++h) {  // its rows may lie in several groups
+      const Index head = kv_head * p.group() + h;
+      Summary<T> summary(p, head);
+      for (Index g = h * p.queries / kGroupRows<T>; g * kGroupRows<T> < (h + 1) * p.queries; ++g) {
+        const Index first = g * kGroupRows<T>;
+        summary.take(part(batch, kv_head, 0, g).state,
+                     static_cast<int>(std::max(h * p.queries - first, Index{0})),
+                     static_cast<int>(std::min<Index>((h + 1) * p.queries - first, kGroupRows<T>)));
+      }
+      summary.write(p.health + (batch * p.heads + head) * kHealthSums);
+    }
   }
 };
 

@@ -2,6 +2,7 @@
 // that a block of K and V stays in the L2 cache while all the panels use it.
 #include "forward.h"
 
+#include <memory>
 #include <optional>
 
 #include "threads.h"
@@ -23,17 +24,17 @@ class Prefill {
  public:
   explicit Prefill(const Problem& problem)
       : p(problem), cut(p.queries), block(key_block<T>(std::max(p.key_dim, p.value_dim))),
-        value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows),
-        records(p, cut.panels) {}
+        value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows) {}
 
   void run() {
     const Index per_group = cut.panels * p.group();
     const Index groups = p.batch * p.kv_heads;
     // Small enough that every thread gets several chunks, large enough to share a block's staging.
     Index chunk = std::clamp<Index>(per_group * groups / (4 * p.threads), 1, kChunkPanels);
-    whole_heads = chunk >= cut.panels;  // then the task that makes their sums merges them on the way
+    const bool whole_heads = chunk >= cut.panels;  // then a task can sum up its own heads
     if (whole_heads) chunk = chunk / cut.panels * cut.panels;
-    if (p.health && !whole_heads) records.allocate();
+    const bool leave_rows = p.health && !whole_heads;
+    if (leave_rows) states.reset(new RowState<T>[p.batch * p.heads * cut.panels]);
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
       const Index group = task / chunks;
@@ -41,15 +42,16 @@ class Prefill {
       run_chunk(group / p.kv_heads, group % p.kv_heads, i * chunk,
                 std::min(per_group, (i + 1) * chunk));
     });
-    if (p.health && !whole_heads)
-      parallel_for(p.batch * p.heads, p.threads,
-                   [&](Index i) { records.merge(i / p.heads, i % p.heads); });
+    if (leave_rows)
+      parallel_for(p.batch * p.heads, p.threads, [&](Index i) {
+        summarise(i, [&](Index panel) { return &states[i * cut.panels + panel]; });
+      });
   }
 
  private:
   struct Work {
     Panel<T> panel;
-    RowState<T> state;
+    RowState<T>* state;
     T* query;   // [key_dim][width], scaled
     T* output;  // [value_rows][width]
     Index index;  // of the panel in its head
@@ -58,21 +60,22 @@ class Prefill {
   const Problem& p;
   const PanelCut<T> cut;
   const Index block, value_rows;
-  HealthRecords records;
-  bool whole_heads = false;  // does every chunk hold whole heads?
+  // All rows' states, if they are summed up after all tasks are done.
+  std::unique_ptr<RowState<T>[]> states;
 
   void run_chunk(Index batch, Index kv_head, Index first, Index last) {
     constexpr Index lanes = kMaxLanes<T>;
     const Index n = last - first;
     Workspace& workspace = thread_workspace();
     const Index dims = std::max(p.key_dim, p.value_dim);
-    workspace.reserve(Workspace::room<Work>(n) + TileBuffer<T>::room(p, block) +
+    workspace.reserve(Workspace::room<Work>(n) + Workspace::room<RowState<T>>(n) + TileBuffer<T>::room(p, block) +
                       n * (Workspace::room<T>(lanes * p.key_dim) +
                            Workspace::room<T>(lanes * value_rows)) +
                       Workspace::room<T>(lanes * dims) + Workspace::room<T>(block * p.key_dim) +
                       Workspace::room<T>(block * p.value_dim) +
                       Workspace::room<T>(p.dropout > 0 ? block * lanes : 0));
     Work* works = workspace.take<Work>(n);
+    RowState<T>* own_states = workspace.take<RowState<T>>(n);
     const TileBuffer<T> buffer(p, block, workspace);
     T* rows = workspace.take<T>(lanes * dims);
     T* key_scratch = workspace.take<T>(block * p.key_dim);
@@ -85,7 +88,9 @@ class Prefill {
       const Index head = kv_head * p.group() + (first + i) / cut.panels;
       w.index = (first + i) % cut.panels;
       cut.cut(p, batch, head, w.index, w.panel);
-      w.state.start(p, w.panel, p.health != nullptr);
+      w.state = states ? &states[(batch * p.heads + head) * cut.panels + w.index]
+                       : new (&own_states[i]) RowState<T>;
+      w.state->start(p, w.panel, p.health != nullptr);
       w.query = workspace.take<T>(lanes * p.key_dim);
       w.output = workspace.take<T>(lanes * value_rows);
       const Index q = w.panel.query[0];
@@ -128,7 +133,31 @@ class Prefill {
         });
       }
     }
-    for (Index i = 0; i < n; ++i) finish(works[i], rows);
+    for (Index i = 0; i < n; ++i) {
+      Work& w = works[i];
+      if (p.health && w.state->has_lost_rows(w.panel.width)) measure_again(w, buffer, key_scratch);
+      finish(w, rows);
+    }
+    if (p.health && !states)
+      for (Index i = 0; i < n; i += cut.panels)
+        summarise(batch * p.heads + works[i].panel.head[0],
+                  [&](Index panel) { return works[i + panel].state; });
+  }
+
+  // The tile's scores, as they enter the softmax. Their statistics are those of all rows of a lane
+  // together where every row sees every key, unless they are asked for row by row.
+  template <int Vectors, bool Measured>
+  void score(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, bool by_row,
+             Seen<Vectors, T>& seen) {
+    const Index da = tile.dressed_first, db = tile.dressed_last;
+    Seen<Vectors, T> dressed;
+    multiply_scores<Vectors>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
+    multiply_scores<Vectors>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
+    multiply_scores<Vectors>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
+    if (Measured && !by_row && da == db && w.panel.n == w.panel.width)
+      w.state->pool_scores(tile, Vectors, pool_scores<Vectors>(tile, seen));
+    else
+      dress_tile<Vectors, Measured>(p, w.panel, tile, seen, *w.state);
   }
 
   // The tile becomes weights, relative to the rows' maximum so far.
@@ -136,14 +165,10 @@ class Prefill {
   void weigh(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, T* factors) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
-    Seen<Vectors, T> seen, dressed;
-    const Index da = tile.dressed_first, db = tile.dressed_last;
-    multiply_scores<Vectors>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
-    multiply_scores<Vectors>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
-    multiply_scores<Vectors>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
-    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
+    Seen<Vectors, T> seen;
+    score<Vectors, Measured>(w, tile, keys, false, seen);
     alignas(64) T rescale[width];
-    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale))
+    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, *w.state, rescale))
       for (Index d = 0; d < value_rows; ++d)
         for (int v = 0; v < Vectors; ++v) {
           T* at = w.output + d * width + v * W;
@@ -153,6 +178,23 @@ class Prefill {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
+    }
+  }
+
+  // The statistics of a panel's scores once more, row by row: a row with a NaN or an infinite score is
+  // left out of them.
+  void measure_again(Work& w, const TileBuffer<T>& buffer, T* key_scratch) {
+    const RowsIn key_rows(p.key, w.panel.batch, w.panel.head[0] / p.group());
+    w.state->forget_scores();
+    for (Index k = w.panel.first / block * block; k < w.panel.last; k += block) {
+      const Index end = std::min(k + block, w.panel.last);
+      ScoreTile<T> tile;
+      if (!prepare_tile(p, w.panel, k, end, buffer, tile)) continue;
+      const RowBlock<T> keys = stage(key_rows, tile.first, end, p.key_dim, 1, true, key_scratch);
+      with_vectors(w.panel.vectors, [&](auto vectors) {
+        Seen<vectors, T> seen;
+        score<vectors, true>(w, tile, keys, true, seen);
+      });
     }
   }
 
@@ -181,24 +223,31 @@ class Prefill {
     const Index head = w.panel.head[0], query = w.panel.query[0];
     alignas(64) T inverse[kMaxLanes<T>];
     for (int at = 0; at < w.panel.width; at += W)
-      store(inverse + at, inverse_sum<T>(load(w.state.sum + at)));
+      store(inverse + at, inverse_sum<T>(load(w.state->sum + at)));
     RowsIn out(p.output, w.panel.batch, head);
     out.data = out.row(query);
     unpack_lanes(w.output, w.panel.width, inverse, w.panel.n, p.value_dim, out, scratch);
     if (p.lse) {
       alignas(64) T lse[kMaxLanes<T>];
       for (int at = 0; at < w.panel.width; at += W)
-        store(lse + at, row_lse<T>(load(w.state.max + at), load(w.state.sum + at)));
+        store(lse + at, row_lse<T>(load(w.state->max + at), load(w.state->sum + at)));
       T* to = static_cast<T*>(p.lse) + (w.panel.batch * p.heads + head) * p.queries + query;
       std::copy(lse, lse + w.panel.n, to);
     }
-    if (!p.health) return;
-    double* sums = p.health + (w.panel.batch * p.heads + head) * kHealthSums;
-    double next[kHealthSums];
-    double* to = !whole_heads ? records.record(w.panel.batch, head, w.index)
-                 : w.index == 0 ? sums : next;
-    summarise(p, w.panel, w.state, 0, w.panel.n, to);
-    if (to == next) merge_sums(sums, next);
+  }
+
+  // A head's sums from its panels' rows. Sums of floats are taken of a few panels only.
+  template <class StateOf>
+  void summarise(Index head, StateOf state_of) {
+    double* sums = p.health + head * kHealthSums;
+    for (Index first = 0; first < cut.panels; first += kChunkPanels) {
+      Summary<T> summary(p, head % p.heads);
+      for (Index i = first; i < std::min(first + kChunkPanels, cut.panels); ++i)
+        summary.take(*state_of(i), 0, static_cast<int>(cut.start(i + 1) - cut.start(i)));
+      double next[kHealthSums];
+      summary.write(first == 0 ? sums : next);
+      if (first > 0) merge_sums(sums, next);
+    }
   }
 };
 

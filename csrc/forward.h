@@ -45,40 +45,6 @@ inline bool all_finite(RowBlock<T> rows, Index from, Index to, Index columns) {
   return sum<T>(probe) + rest == T{0};
 }
 
-// Records of health sums, one for each panel of each head, merged in order at the end so that the
-// statistics do not depend on which thread came first either. A head's only record is the result.
-class HealthRecords {
- public:
-  HealthRecords(const Problem& p, Index per_head) : p_(p), per_head_(per_head) {}
-
-  // Before any record is used.
-  void allocate() {
-    if (per_head_ == 1) return;
-    const std::size_t n = static_cast<std::size_t>(p_.batch * p_.heads * per_head_ * kHealthSums);
-    records_ = static_cast<double*>(std::malloc(n * sizeof(double) + 1));
-    if (!records_) throw std::bad_alloc();
-  }
-  ~HealthRecords() { std::free(records_); }
-  HealthRecords(const HealthRecords&) = delete;
-  HealthRecords& operator=(const HealthRecords&) = delete;
-
-  double* record(Index batch, Index head, Index i) {
-    double* all = per_head_ == 1 ? p_.health : records_;
-    return all + ((batch * p_.heads + head) * per_head_ + i) * kHealthSums;
-  }
-  void merge(Index batch, Index head) {
-    if (per_head_ == 1) return;
-    double* sums = p_.health + (batch * p_.heads + head) * kHealthSums;
-    clear_sums(sums);
-    for (Index i = 0; i < per_head_; ++i) merge_sums(sums, record(batch, head, i));
-  }
-
- private:
-  const Problem& p_;
-  Index per_head_;
-  double* records_ = nullptr;
-};
-
 // Rows are cut into panels of 3 vectors, with a remainder of 2s: 8 vectors are 3 + 3 + 2 and 7 are
 // 3 + 2 + 2, because a panel of one vector cannot keep the multipliers busy.
 template <class T>

@@ -8,6 +8,25 @@
 
 namespace levelhead::LEVELHEAD_ISA {
 
+template <class T>
+constexpr T kLarge = static_cast<T>(kLargeScore * kLog2e);  // in units of ln 2
+
+template <class T>
+LH_INLINE bool has_large(const Scores<T>& scores) {
+  return any((scores.least < -kLarge<T>) | (scores.most > kLarge<T>));
+}
+// Raw scores beyond ±kLargeScore in one vector's column of a tile; -inf is a hidden one.
+template <class T>
+inline Vec<T> count_large(const T* scores, Index width, Index n) {
+  const T limit = kLarge<T>;
+  Vec<T> count = {};
+  for (Index j = 0; j < n; ++j) {
+    const Vec<T> x = load(scores + j * width);
+    count += select<T>((x > limit) | ((x < -limit) & (x > -kInf<T>)), splat(T{1}), Vec<T>{});
+  }
+  return count;
+}
+
 // What is kept of each row while its keys go by. The softmax's own two come first; the rest is
 // used only when health is asked for, and never flows back into the output.
 template <class T>
@@ -19,15 +38,54 @@ struct RowState {
   T tail[N], tail_d[N], tail_2[N], tail_3[N];  // Σe, Σe·d, Σe², Σe³ without one argmax; d = s - max
   T distance[N];                               // Σe·|i - j|
   T first[N];                                  // e of key 0
-  T count[N], mean[N], m2[N];                  // raw scores of visible pairs
-  T least[N], most[N], large[N];
+  T keys[N];                                   // number of visible pairs
+  T count[N], mean[N], m2[N], least[N], most[N], large[N];  // their raw scores...
+  Scores<T> pooled;  // ...but for those that were measured for all rows of a lane together
 
-  LH_INLINE std::array<T*, 10> sums() {  // what begins at 0
-    return {tail, tail_d, tail_2, tail_3, distance, first, count, mean, m2, large};
+  LH_INLINE std::array<T*, 11> sums() {  // what begins at 0
+    return {tail, tail_d, tail_2, tail_3, distance, first, keys, count, mean, m2, large};
+  }
+  LH_INLINE Scores<T> scores(int at) const {
+    return {load(count + at), load(mean + at), load(m2 + at),
+            load(least + at), load(most + at), load(large + at)};
+  }
+  LH_INLINE void join_scores(int at, const Scores<T>& more) {
+    Scores<T> all = scores(at);
+    all.join(more);
+    store(keys + at, load(keys + at) + more.count);
+    store(count + at, all.count);
+    store(mean + at, all.mean);
+    store(m2 + at, all.m2);
+    store(least + at, all.least);
+    store(most + at, all.most);
+    store(large + at, all.large);
+  }
+  // Scores of a tile that every row sees, all rows of a lane together.
+  LH_INLINE void pool_scores(const ScoreTile<T>& tile, int vectors, Scores<T> more) {
+    constexpr int W = kLanes<T>;
+    for (int v = 0; v < vectors; ++v) {
+      store(keys + v * W, load(keys + v * W) + static_cast<T>(tile.n));
+      if (has_large(more)) more.large += count_large<T>(tile.scores + v * W, vectors * W, tile.n);
+    }
+    pooled.join(more);
+  }
+  // Are some scores pooled that belong to a row which is to be left out?
+  bool has_lost_rows(int width) const {
+    Vec<T> probe = pooled.mean + pooled.least;
+    for (int at = 0; at < width; at += kLanes<T>) probe += load(sum + at);
+    return any(pooled.count != T{0}) && any(probe * T{0} != T{0});
+  }
+  LH_INLINE void forget_scores() {
+    pooled = Scores<T>::none();
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
+      for (T* x : {keys, count, mean, m2, large}) store(x + at, Vec<T>{});
+      store(most + at, splat(-kInf<T>));
+      store(least + at, splat(kInf<T>));
+    }
   }
   // Before any key. A sink is an outcome that was seen before them.
   void start(const Problem& p, const Panel<T>& panel, bool measured) {
-    start(panel.width, measured);
+    start(measured);
     if (!p.sinks) return;
     for (int i = 0; i < panel.n; ++i) {
       const T sink = static_cast<T>(p.sinks[panel.head[i]] * kLog2e);
@@ -36,15 +94,15 @@ struct RowState {
       sum[i] = !sound ? std::numeric_limits<T>::quiet_NaN() : sink > -kInf<T> ? T{1} : T{0};
     }
   }
-  void start(int width, bool measured) {
-    for (int at = 0; at < width; at += kLanes<T>) {
+  void start(bool measured) {
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
       store(max + at, splat(-kInf<T>));
       store(sum + at, Vec<T>{});
-      if (!measured) continue;
-      for (T* x : sums()) store(x + at, Vec<T>{});
-      store(most + at, splat(-kInf<T>));
-      store(least + at, splat(kInf<T>));
     }
+    if (!measured) return;
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>)
+      for (T* x : {tail, tail_d, tail_2, tail_3, distance, first}) store(x + at, Vec<T>{});
+    forget_scores();
   }
 };
 
@@ -107,29 +165,6 @@ inline void tail_sums(const T* weights, Index width, Index n, Vec<T>& e, Vec<T>&
   e3 += ties;
 }
 
-// Raw scores beyond ±kLargeScore in one vector's column of a tile; -inf is a hidden one.
-template <class T>
-inline Vec<T> count_large(const T* scores, Index width, Index n) {
-  const T limit = static_cast<T>(kLargeScore * kLog2e);
-  Vec<T> count = {};
-  for (Index j = 0; j < n; ++j) {
-    const Vec<T> x = load(scores + j * width);
-    count += select<T>((x > limit) | ((x < -limit) & (x > -kInf<T>)), splat(T{1}), Vec<T>{});
-  }
-  return count;
-}
-
-// Chan's formula: n scores of the given mean and m2 join those of a row.
-template <class T>
-LH_INLINE void join_scores(RowState<T>& state, int at, Vec<T> n, Vec<T> mean, Vec<T> m2) {
-  const Vec<T> before = load(state.count + at), total = before + n;
-  const Vec<T> weight = n / max(total, splat(T{1}));
-  const Vec<T> delta = mean - load(state.mean + at);
-  store(state.count + at, total);
-  store(state.mean + at, fma(delta, weight, load(state.mean + at)));
-  store(state.m2 + at, load(state.m2 + at) + m2 + delta * delta * before * weight);
-}
-
 // Raw-score statistics of the dressed keys, before they are dressed: visible pairs only, and a bias
 // as low as "hidden" is written counts as hidden.
 template <class T>
@@ -137,7 +172,7 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
                             RowState<T>& state) {
   constexpr int W = kLanes<T>;
   const T hidden = statistically_hidden<T>(p);
-  const T limit = static_cast<T>(kLargeScore * kLog2e);
+  const T limit = kLarge<T>;
   for (int v = 0; v < panel.vectors; ++v) {
     auto seen = [&](Index j) {
       const Index at = (j - tile.dressed_first) * panel.width + v * W;
@@ -145,28 +180,25 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
       if (tile.mask.has_bias) see &= ~(load(tile.mask.bias + at) <= hidden);
       return see;
     };
-    Vec<T> n = {}, sum = {}, m2 = {}, large = {};
-    Vec<T> least = load(state.least + v * W), most = load(state.most + v * W);
+    Scores<T> s = Scores<T>::none();
+    Vec<T> sum = {};
     for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
       const Vec<T> x = load(tile.scores + j * panel.width + v * W);
       const IntVec<T> see = seen(j);
-      n += select<T>(see, splat(T{1}), Vec<T>{});
+      s.count += select<T>(see, splat(T{1}), Vec<T>{});
       sum += select<T>(see, x, Vec<T>{});
-      least = min(least, select<T>(see, x, least));
-      most = max(most, select<T>(see, x, most));
+      s.least = min(s.least, select<T>(see, x, s.least));
+      s.most = max(s.most, select<T>(see, x, s.most));
     }
-    const Vec<T> mean = sum / max(n, splat(T{1}));
+    s.mean = sum / max(s.count, splat(T{1}));
     for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
       const Vec<T> x = load(tile.scores + j * panel.width + v * W);
       const IntVec<T> see = seen(j);
-      const Vec<T> c = select<T>(see, x - mean, Vec<T>{});
-      m2 = fma(c, c, m2);
-      large += select<T>(see & ((x > limit) | (x < -limit)), splat(T{1}), Vec<T>{});
+      const Vec<T> c = select<T>(see, x - s.mean, Vec<T>{});
+      s.m2 = fma(c, c, s.m2);
+      s.large += select<T>(see & ((x > limit) | (x < -limit)), splat(T{1}), Vec<T>{});
     }
-    store(state.least + v * W, least);
-    store(state.most + v * W, most);
-    store(state.large + v * W, load(state.large + v * W) + large);
-    join_scores<T>(state, v * W, n, mean, m2);
+    state.join_scores(v * W, s);
   }
 }
 
@@ -197,10 +229,7 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
                              wb * wb * wb * (load(b.tail_3 + at) + join_b));
     store(a.distance + at, wa * load(a.distance + at) + wb * load(b.distance + at));
     store(a.first + at, wa * load(a.first + at) + wb * load(b.first + at));
-    store(a.least + at, min(load(a.least + at), load(b.least + at)));
-    store(a.most + at, max(load(a.most + at), load(b.most + at)));
-    store(a.large + at, load(a.large + at) + load(b.large + at));
-    join_scores<T>(a, at, load(b.count + at), load(b.mean + at), load(b.m2 + at));
+    a.join_scores(at, b.scores(at));
   }
 }
 
@@ -221,12 +250,9 @@ inline void spread_lanes(RowState<T>& state, int rows, bool measured) {
 template <class T>
 inline void merge_lanes(RowState<T>& state, int rows) {
   for (int half = kLanes<T> / 2; half >= rows; half /= 2) {
-    for (T* x : {state.tail, state.tail_d, state.tail_2, state.tail_3, state.distance, state.large})
+    for (T* x : {state.tail, state.tail_d, state.tail_2, state.tail_3, state.distance})
       store(x, load(x) + load(x + half));
-    store(state.least, min(load(state.least), load(state.least + half)));
-    store(state.most, max(load(state.most), load(state.most + half)));
-    join_scores<T>(state, 0, load(state.count + half), load(state.mean + half),
-                   load(state.m2 + half));
+    state.join_scores(0, state.scores(half));
   }
   spread_lanes(state, rows, true);
 }
@@ -242,16 +268,11 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
   }
   if (tile.hides) hide_scores<Vectors>(tile, seen);
   if constexpr (Measured) {
-    measure_scores<Vectors>(tile, seen);
-    const T limit = static_cast<T>(kLargeScore * kLog2e);
+    Scores<T> scores[Vectors];
+    measure_scores<Vectors>(tile, seen, scores);
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      const int at = v * W;
-      store(state.least + at, min(load(state.least + at), seen.min[v]));
-      store(state.most + at, max(load(state.most + at), seen.max[v]));
-      join_scores<T>(state, at, seen.count[v], seen.mean[v], seen.m2[v]);
-      if (any((seen.min[v] < -limit) | (seen.max[v] > limit)))
-        store(state.large + at,
-              load(state.large + at) + count_large<T>(tile.scores + at, panel.width, tile.n));
+      if (has_large(scores[v])) scores[v].large = count_large<T>(tile.scores + v * W, panel.width, tile.n);
+      state.join_scores(v * W, scores[v]);
     }
   }
 }

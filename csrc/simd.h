@@ -167,13 +167,25 @@ LH_INLINE void store_mask(std::int8_t* p, IntVec<T> mask) {
   for (int i = 0; i < kLanes<T>; ++i) p[i] = static_cast<std::int8_t>(mask[i]);
 }
 
-template <class T>
-LH_INLINE T sum(Vec<T> v) {  // a fixed tree: halves, quarters, ...
+// What all lanes give together, by a fixed tree: halves, quarters, ...
+template <class T, class Join>
+LH_INLINE T fold(Vec<T> v, Join join) {
   T lane[kLanes<T>];
   store(lane, v);
   for (int n = kLanes<T> / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
+    for (int i = 0; i < n; ++i) lane[i] = join(lane[i], lane[i + n]);
   return lane[0];
+}
+template <class T>
+LH_INLINE T sum(Vec<T> v) {
+  return fold<T>(v, [](T x, T y) { return x + y; });
+}
+// How many lanes a comparison holds for.
+template <class T>
+LH_INLINE int number_of(IntVec<T> mask) {
+  int n = 0;
+  for (int i = 0; i < kLanes<T>; ++i) n -= static_cast<int>(mask[i]);
+  return n;
 }
 
 // 2^x for x <= 0 (and NaN). n = round(x), f = x - n in [-1/2, 1/2], 2^f = 1 + q by a minimax

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "mask.h"
+#include "scores.h"
 #include "workspace.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -77,11 +78,10 @@ LH_INLINE Vec<T> finite_shift(Vec<T> top) {
   return select<T>(top == -kInf<T>, Vec<T>{}, top);
 }
 
-// What passes by of a tile's scores, lane by lane: their maximum; if measured, also minimum, mean,
-// Σ(s - mean)² and number of those that are visible.
+// The largest of a tile's scores that were seen so far, lane by lane.
 template <int Vectors, class T>
 struct Seen {
-  Vec<T> max[Vectors], min[Vectors], mean[Vectors], m2[Vectors], count[Vectors];
+  Vec<T> max[Vectors];
 
   LH_INLINE Seen() {
     LH_UNROLL for (int v = 0; v < Vectors; ++v) max[v] = splat(-kInf<T>);
@@ -137,12 +137,11 @@ inline void hide_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
   LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
 }
 
-// Minimum, mean and Σ(s - mean)² of a tile's visible scores, in one pass, after hide_scores().
-// Deviations are taken from the middle of three of the scores (the maximum for one that is hidden),
-// which lies near the mean even if one of them is an outlier, so that correcting to the mean costs a
-// digit at most.
+// Statistics of a tile's visible scores, row by row, in one pass after hide_scores(). The pivots are
+// the middle of three of the scores (the maximum for one that is hidden).
 template <int Vectors, class T>
-inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
+inline void measure_scores(const ScoreTile<T>& tile, const Seen<Vectors, T>& seen,
+                           Scores<T> (&scores)[Vectors]) {
   constexpr int W = kLanes<T>, Keys = kKeysAtOnce<Vectors>, N = Keys * Vectors;
   constexpr Index width = Vectors * W;
   Vec<T> pivot[Vectors], least[N], sum[N], squares[N];  // key k, vector v: at k * Vectors + v
@@ -153,8 +152,7 @@ inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
       const Vec<T> x = load(tile.scores + j * width + v * W);
       return tile.hides ? select<T>(x == -kInf<T>, finite_shift<T>(seen.max[v]), x) : x;
     };
-    const Vec<T> a = sample(tile.n / 4), b = sample(tile.n / 2), c = sample(3 * tile.n / 4);
-    pivot[v] = max(min(a, b), min(max(a, b), c));
+    pivot[v] = middle<T>(sample(tile.n / 4), sample(tile.n / 2), sample(3 * tile.n / 4));
   }
   LH_UNROLL for (int i = 0; i < N; ++i) {
     least[i] = splat(kInf<T>);
@@ -195,11 +193,43 @@ inline void measure_scores(const ScoreTile<T>& tile, Seen<Vectors, T>& seen) {
     }
     const Vec<T> count = __builtin_convertvector(shown[v], Vec<T>) + undressed;
     const Vec<T> shift = sum[v] / max(count, splat(T{1}));
-    seen.min[v] = select<T>(count == T{0}, splat(kInf<T>), least[v] + pivot[v]);
-    seen.mean[v] = pivot[v] + shift;
-    seen.m2[v] = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
-    seen.count[v] = count;
+    const Vec<T> m2 = max(Vec<T>{}, fma(-sum[v], shift, squares[v]));
+    const Vec<T> lowest = select<T>(count == T{0}, splat(kInf<T>), least[v] + pivot[v]);
+    scores[v] = {count, pivot[v] + shift, m2, lowest, seen.max[v], Vec<T>{}};
   }
+}
+
+// Statistics of a tile that every row sees whole, for all rows of a lane together. The pivot is the
+// middle of three of the scores here too.
+template <int Vectors, class T>
+inline Scores<T> pool_scores(const ScoreTile<T>& tile, const Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>;
+  auto sample = [&](Index key, int v) LH_INLINE_LAMBDA {
+    return load(tile.scores + (key * Vectors + v) * W);
+  };
+  const Vec<T> pivot = middle<T>(sample(tile.n / 4, 0), sample(tile.n / 2, Vectors / 2),
+                                 sample(3 * tile.n / 4, Vectors - 1));
+  const Vec<T> one = splat(T{1});
+  Vec<T> least[2], sum[4], squares[4];  // as many side by side as keep the CPU busy
+  LH_UNROLL for (int i = 0; i < 2; ++i) least[i] = splat(kInf<T>);
+  LH_UNROLL for (int i = 0; i < 4; ++i) sum[i] = squares[i] = Vec<T>{};
+  auto add = [&](int i, const T* at) LH_INLINE_LAMBDA {
+    const Vec<T> c = load(at) - pivot;
+    least[i % 2] = min(least[i % 2], c);
+    sum[i] = fma(c, one, sum[i]);  // x - pivot and min keep the adders busy
+    squares[i] = fma(c, c, squares[i]);
+  };
+  const T *at = tile.scores, *const end = at + tile.n * Vectors * W;
+  for (; at + 4 * W <= end; at += 4 * W)
+    LH_UNROLL for (int i = 0; i < 4; ++i) add(i, at + i * W);
+  LH_UNROLL for (int i = 0; i < 3; ++i)
+    if (at + i * W < end) add(i, at + i * W);
+  const Vec<T> all = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+  const Vec<T> count = splat(static_cast<T>(tile.n * Vectors)), shift = all / count;
+  const Vec<T> m2 = fma(-all, shift, (squares[0] + squares[1]) + (squares[2] + squares[3]));
+  Vec<T> most = seen.max[0];
+  LH_UNROLL for (int v = 1; v < Vectors; ++v) most = max(most, seen.max[v]);
+  return {count, pivot + shift, max(Vec<T>{}, m2), pivot + min(least[0], least[1]), most, Vec<T>{}};
 }
 
 // Softcap, bias and hiding on the dressed keys: raw scores become what enters the softmax.

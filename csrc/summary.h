@@ -29,117 +29,151 @@ inline void merge_sums(double* into, const double* from) {
   into[kScoreM2] = m2;
 }
 
-// Lane by lane, the columns of a head's sums.
+// One head's sums in the making, lane by lane. Rows are taken in order, so the bits do not depend on
+// who computed them.
 template <class T>
-struct LaneSums {
-  static constexpr int W = kLanes<T>;
-  static constexpr int N = (kHealthSums + W - 1) / W * W;
-  Vec<T> column[N], most = splat(-kInf<T>), least = splat(kInf<T>), widest = {};
+class Summary {
+ public:
+  Summary(const Problem& p, Index head)
+      : has_sink_(p.sinks), sink_(p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>) {
+    LH_UNROLL for (int f = 0; f < kMeans; ++f) mean_of_[f] = Vec<T>{};
+  }
 
-  LH_INLINE LaneSums() {
-    LH_UNROLL for (int f = 0; f < N; ++f) column[f] = Vec<T>{};
+  // The rows in lanes [from, to) of a panel.
+  void take(const RowState<T>& state, int from, int to) {
+    Vec<T> top[kMaxVectors], log_sum[kMaxVectors];
+    // Apart from what waits for them: they take long, and side by side no longer.
+    for (int v = from / W; v * W < to; ++v) {
+      const Vec<T> tail = load(state.tail + v * W);
+      top[v] = T{1} / (tail + T{1});
+      log_sum[v] = log1p<T>(tail);
+    }
+    rows_ += to - from;
+    for (int v = from / W, at = v * W; at < to; ++v, at += W) {
+      const Vec<T> keys = load(state.keys + at);
+      // Neither the mean of its scores nor its sum of weights is NaN or infinite.
+      const IntVec<T> finite = (load(state.mean + at) + load(state.sum + at)) * T{0} == T{0};
+      const IntVec<T> chooses = finite & (keys > T{1});
+      if (from <= at && at + W <= to && !any(~chooses)) {  // nearly always
+        finite_ += W;
+        choosing_ += W;
+        take<true>(state, at, top[v], log_sum[v], chooses, chooses);
+        continue;
+      }
+      const Vec<T> lane = iota<T>() + static_cast<T>(at);
+      const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
+      const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
+      empty_ += number_of<T>(valid & ~some);
+      nonfinite_ += number_of<T>(some & ~good);
+      finite_ += number_of<T>(good);
+      choosing_ += number_of<T>(good & chooses);
+      lost_pairs_ += sum<T>(select<T>(some & ~good, keys, Vec<T>{}));
+      take<false>(state, at, top[v], log_sum[v], good, good & chooses);
+    }
+    scores_.join(state.pooled);
   }
-  LH_INLINE void add(HealthSum f, IntVec<T> rows, Vec<T> x) {
-    column[f] += select<T>(rows, x, Vec<T>{});
-  }
-  LH_INLINE void write(double* sums) const {
-    alignas(64) double all[N], highest[M];
-    join_lanes<N>(column, [](Vec<T> a, Vec<T> b) { return a + b; }, all);
-    Vec<T> extremes[M];
-    LH_UNROLL for (int i = 0; i < M; ++i) extremes[i] = i == 0 ? most : i == 1 ? -least : widest;
-    join_lanes<M>(extremes, [](Vec<T> a, Vec<T> b) { return max(a, b); }, highest);
-    std::copy(all, all + kHealthSums, sums);
-    sums[kScoreMax] = highest[0] * kLn2;
-    sums[kScoreMin] = -highest[1] * kLn2;
-    sums[kWidestRow] = highest[2];
+
+  void write(double* sums) const {
+    Vec<T> column[kColumns];
+    LH_UNROLL for (int f = 0; f < kMeans; ++f) column[f] = mean_of_[f];
+    // Lanes about one of them, as their rows are about their own means.
+    const T pivot = scores_.mean[0];
+    const Vec<T> c = scores_.mean - pivot;
+    LH_UNROLL for (int f = kMeans; f < kColumns; ++f) column[f] = Vec<T>{};
+    column[kMeans] = scores_.count;
+    column[kMeans + 1] = scores_.count * c;
+    column[kMeans + 2] = fma(scores_.count * c, c, scores_.m2);
+    column[kMeans + 3] = scores_.large;
+    column[kMeans + 4] = null_mass_;
+    alignas(64) double all[kColumns];
+    add_lanes(column, all);
+    const double count = all[kMeans], shift = count > 0 ? all[kMeans + 1] / count : 0.0;
+    LH_UNROLL for (int f = 0; f < kMeans; ++f) sums[kOrder[f]] = all[f];
+    sums[kRows] = static_cast<double>(rows_);
+    sums[kEmptyRows] = empty_;
+    sums[kNonfiniteRows] = nonfinite_;
+    sums[kFiniteRows] = finite_;
+    sums[kChoiceRows] = choosing_;
+    sums[kSaturated] = saturated_;
+    sums[kPairs] = count + lost_pairs_;
+    sums[kWidestRow] = fold<T>(widest_, [](T x, T y) { return std::max(x, y); });
+    sums[kScoreMax] = fold<T>(scores_.most, [](T x, T y) { return std::max(x, y); }) * kLn2;
+    sums[kScoreMin] = fold<T>(scores_.least, [](T x, T y) { return std::min(x, y); }) * kLn2;
+    sums[kScoreCount] = count;
+    sums[kScoreMean] = (pivot + shift) * kLn2;
+    sums[kScoreM2] = std::max(0.0, all[kMeans + 2] - all[kMeans + 1] * shift) * kLn2 * kLn2;
+    sums[kLargeScores] = all[kMeans + 3];
+    sums[kNullMass] = all[kMeans + 4];
   }
 
  private:
-  static constexpr int M = std::max(4, W);  // three extremes, in whole blocks of W
+  static constexpr int W = kLanes<T>, kMeans = 8, kColumns = 16;
+  static constexpr HealthSum kOrder[kMeans] = {kEntropy, kEntropyRatio, kEffectiveKeys, kTopWeight,
+                                               kSignal,  kJacobianNorm, kFirstKey,      kDistance};
+  bool has_sink_;
+  T sink_;
+  Vec<T> mean_of_[kMeans], widest_ = {}, null_mass_ = {};
+  Scores<T> scores_ = Scores<T>::none();
+  int rows_ = 0, empty_ = 0, nonfinite_ = 0, finite_ = 0, choosing_ = 0, saturated_ = 0;
+  double lost_pairs_ = 0;                  // those of rows that are not finite
+  Vec<T> logged_ = {}, inverse_log_ = {};  // 1 / ln of the outcomes, for these numbers of them
 
-  // to[i] = what the lanes of rows[i] give together, W rows at a time.
-  template <int Rows, class F>
-  static LH_INLINE void join_lanes(const Vec<T>* rows, F join, double* to) {
+  // One vector of rows: `good` ones are finite and see a key, `chooses` says which see several. All
+  // do both if Whole.
+  template <bool Whole>
+  LH_INLINE void take(const RowState<T>& state, int at, Vec<T> h, Vec<T> log_sum, IntVec<T> good,
+                      IntVec<T> chooses) {
+    const Vec<T> zero = {}, one = splat(T{1});
+    auto only = [&](IntVec<T> rows, Vec<T> x) LH_INLINE_LAMBDA {
+      return Whole ? x : select<T>(rows, x, zero);
+    };
+    const Vec<T> keys = only(good, load(state.keys + at));
+    const Vec<T> outcomes = has_sink_ ? keys + one : keys;
+    if (any(outcomes != logged_)) {  // most rows all see the same keys
+      logged_ = outcomes;
+      inverse_log_ = one / log<T>(max(outcomes, splat(T{2})));
+    }
+    widest_ = max(widest_, keys);
+    if (const IntVec<T> saturated = chooses & (h > static_cast<T>(kSaturatedWeight)); any(saturated))
+      saturated_ += number_of<T>(saturated);
+
+    const Vec<T> tail = load(state.tail + at), tail_2 = load(state.tail_2 + at);
+    const Vec<T> l = tail + one, h2 = h * h, r = tail * h;
+    const Vec<T> t2 = tail_2 * h2, t3 = load(state.tail_3 + at) * h2 * h;
+    const Vec<T> entropy =
+        fma(load(state.tail_d + at) * h, splat(static_cast<T>(-kLn2)), log_sum);
+    const Vec<T> j2 = fma(h2 * r, r, fma(t2, one + (h2 + h2), t2 * t2 - (t3 + t3)));
+    mean_of_[0] += only(good, entropy);
+    mean_of_[1] += only(chooses, entropy * inverse_log_);
+    mean_of_[2] += only(good, l * l / (one + tail_2));
+    mean_of_[3] += only(good, h);
+    mean_of_[4] += only(good, r + (r - r * r) - t2);
+    mean_of_[5] += only(good, sqrt(max(j2, zero)));
+    mean_of_[6] += only(chooses, load(state.first + at) * h);
+    mean_of_[7] += only(good, load(state.distance + at) * h);
+    if (has_sink_)
+      null_mass_ += only(good, exp2<T>(sink_ - finite_shift<T>(load(state.max + at))) * h);
+
+    if (!any(load(state.count + at) != zero)) return;
+    Scores<T> s = state.scores(at);
+    if (!Whole)
+      s = {only(good, s.count), only(good, s.mean), only(good, s.m2), select<T>(good, s.least, splat(kInf<T>)),
+           select<T>(good, s.most, splat(-kInf<T>)), only(good, s.large)};
+    scores_.join(s);
+  }
+
+  // to[f] = what the lanes of column f have together, W columns at a time.
+  static LH_INLINE void add_lanes(const Vec<T> (&column)[kColumns], double* to) {
     typedef double Wide __attribute__((vector_size(W * sizeof(double))));
-    LH_UNROLL for (int at = 0; at < Rows; at += W) {
+    LH_UNROLL for (int at = 0; at < kColumns; at += W) {
       Vec<T> block[W];
-      LH_UNROLL for (int i = 0; i < W; ++i) block[i] = rows[at + i];
+      LH_UNROLL for (int i = 0; i < W; ++i) block[i] = column[at + i];
       transpose(block);
-      for (int half = W / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) block[i] = join(block[i], block[i + half]);
-      const Wide wide = __builtin_convertvector(block[0], Wide);
-      std::memcpy(to + at, &wide, sizeof wide);
+      Wide all = __builtin_convertvector(block[0], Wide);
+      LH_UNROLL for (int i = 1; i < W; ++i) all += __builtin_convertvector(block[i], Wide);
+      std::memcpy(to + at, &all, sizeof all);
     }
   }
 };
-
-// The sums over lanes [from, to) of a panel, all of one head.
-template <class T>
-inline void summarise(const Problem& p, const Panel<T>& panel, const RowState<T>& state, int from,
-                      int to, double* sums) {
-  constexpr int W = kLanes<T>;
-  const Vec<T> zero = {}, one = splat(T{1});
-  const T ln2 = static_cast<T>(kLn2);
-  const Index head = panel.head[from];
-  const T sink = p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>;
-  const T outcomes = p.sinks ? T{1} : T{0};  // besides the keys
-
-  LaneSums<T> s;
-  IntVec<T> finite[kMaxVectors];
-  Vec<T> logged = zero, inverse_log = zero;  // 1 / ln of the outcomes, for these counts
-  for (int v = from / W; v * W < to; ++v) {
-    const int at = v * W;
-    const Vec<T> lane = iota<T>() + static_cast<T>(at);
-    const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
-    const Vec<T> count = load(state.count + at), mean = load(state.mean + at);
-    const IntVec<T> some = valid & (count > T{0});
-    const Vec<T> weight_sum = load(state.sum + at);
-    const IntVec<T> good = some & (mean > -kInf<T>) & (mean < kInf<T>) & (weight_sum == weight_sum);
-    const IntVec<T> chooses = good & (count > T{1});
-    finite[v] = good;
-    s.add(kEmptyRows, valid & ~some, one);
-    s.add(kNonfiniteRows, some & ~good, one);
-    s.add(kFiniteRows, good, one);
-    s.add(kChoiceRows, chooses, one);
-    s.widest = max(s.widest, select<T>(valid, count, zero));
-    s.add(kPairs, valid, count);
-
-    s.most = max(s.most, select<T>(good, load(state.most + at), s.most));
-    s.least = min(s.least, select<T>(good, load(state.least + at), s.least));
-    s.add(kScoreCount, good, count);
-    s.add(kScoreMean, good, count * mean);
-    s.add(kLargeScores, good, load(state.large + at));
-
-    const Vec<T> tail = load(state.tail + at);
-    const Vec<T> h = one / (tail + one), h2 = h * h, r = tail * h;
-    const Vec<T> t2 = load(state.tail_2 + at) * h2, t3 = load(state.tail_3 + at) * h2 * h;
-    const Vec<T> H = fma(load(state.tail_d + at) * h, splat(-ln2), log1p<T>(tail));
-    if (any(count != logged)) {  // most panels' rows all see the same keys
-      logged = count;
-      inverse_log = one / log<T>(max(count + outcomes, splat(T{2})));
-    }
-    s.add(kEntropy, good, H);
-    s.add(kEntropyRatio, chooses, H * inverse_log);
-    s.add(kEffectiveKeys, good, one / (h2 + t2));
-    s.add(kTopWeight, good, h);
-    s.add(kSaturated, chooses & (h > static_cast<T>(kSaturatedWeight)), one);
-    s.add(kSignal, good, r + (r - r * r) - t2);
-    const Vec<T> j2 = fma(h2 * r, r, fma(t2, one + (h2 + h2), t2 * t2 - (t3 + t3)));
-    s.add(kJacobianNorm, good, sqrt(max(j2, zero)));
-    s.add(kFirstKey, chooses, load(state.first + at) * h);
-    s.add(kDistance, good, load(state.distance + at) * h);
-    if (p.sinks) s.add(kNullMass, good, exp2<T>(sink - finite_shift<T>(load(state.max + at))) * h);
-  }
-  s.write(sums);
-  sums[kRows] = to - from;
-  const double mean = sums[kScoreCount] > 0 ? sums[kScoreMean] / sums[kScoreCount] : 0.0;
-  Vec<T> m2 = {};
-  for (int v = from / W; v * W < to; ++v) {
-    const Vec<T> c = load(state.mean + v * W) - static_cast<T>(mean);
-    m2 += select<T>(finite[v], fma(c * c, load(state.count + v * W), load(state.m2 + v * W)), zero);
-  }
-  sums[kScoreMean] = mean * kLn2;
-  sums[kScoreM2] = sum<T>(m2) * kLn2 * kLn2;
-}
 
 }  // namespace levelhead::LEVELHEAD_ISA
