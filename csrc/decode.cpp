@@ -256,6 +256,7 @@ class Decode {
         w.state.start(p, w.panel, measured);
       else  // the first part has seen the sink
         w.state.start(measured);
+      if (measured) w.state.clear();
       std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
       from = std::min(from, w.panel.first);
       to = std::max(to, w.panel.last);

@@ -39,8 +39,50 @@ struct RowState {
   T distance[N];                               // Σe·|i - j|
   T first[N];                                  // e of key 0
   T keys[N];                                   // number of visible pairs
-  T count[N], mean[N], m2[N], least[N], most[N], large[N];  // their raw scores...
-  Scores<T> pooled;  // ...but for those that were measured for all rows of a lane together
+  Scores<T> pooled;  // their raw scores, where they were measured for all rows of a lane together...
+  T count[N], mean[N], m2[N], least[N], most[N], large[N];  // ...and where they were row by row
+  bool weighed, by_row;  // until then, the tail and what follows it, and the last line are not set
+
+  // Before any key. A sink is an outcome that was seen before them.
+  void start(const Problem& p, const Panel<T>& panel, bool measured) {
+    start(measured);
+    if (!p.sinks) return;
+    if (measured) clear();
+    for (int i = 0; i < panel.n; ++i) {
+      const T sink = static_cast<T>(p.sinks[panel.head[i]] * kLog2e);
+      const bool sound = sink < kInf<T>;  // NaN and +inf make the row NaN, as they would as a key
+      max[i] = sound ? sink : -kInf<T>;
+      sum[i] = !sound ? std::numeric_limits<T>::quiet_NaN() : sink > -kInf<T> ? T{1} : T{0};
+    }
+  }
+  void start(bool measured) {
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
+      store(max + at, splat(-kInf<T>));
+      store(sum + at, Vec<T>{});
+    }
+    weighed = false;
+    if (measured) forget_scores();
+  }
+  // Sets what the first keys would.
+  void clear() {
+    weighed = true;
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>)
+      for (T* x : {tail, tail_d, tail_2, tail_3, distance, first}) store(x + at, Vec<T>{});
+    clear_rows();
+  }
+  void clear_rows() {
+    by_row = true;
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
+      for (T* x : {count, mean, m2, large}) store(x + at, Vec<T>{});
+      store(most + at, splat(-kInf<T>));
+      store(least + at, splat(kInf<T>));
+    }
+  }
+  LH_INLINE void forget_scores() {
+    pooled = Scores<T>::none();
+    by_row = false;
+    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) store(keys + at, Vec<T>{});
+  }
 
   LH_INLINE std::array<T*, 11> sums() {  // what begins at 0
     return {tail, tail_d, tail_2, tail_3, distance, first, keys, count, mean, m2, large};
@@ -50,6 +92,7 @@ struct RowState {
             load(least + at), load(most + at), load(large + at)};
   }
   LH_INLINE void join_scores(int at, const Scores<T>& more) {
+    if (!by_row) clear_rows();
     Scores<T> all = scores(at);
     all.join(more);
     store(keys + at, load(keys + at) + more.count);
@@ -67,42 +110,14 @@ struct RowState {
       store(keys + v * W, load(keys + v * W) + static_cast<T>(tile.n));
       if (has_large(more)) more.large += count_large<T>(tile.scores + v * W, vectors * W, tile.n);
     }
-    pooled.join(more);
+    if (!weighed) pooled = more;  // the first
+    else pooled.join(more);
   }
   // Are some scores pooled that belong to a row which is to be left out?
   bool has_lost_rows(int width) const {
     Vec<T> probe = pooled.mean + pooled.least;
     for (int at = 0; at < width; at += kLanes<T>) probe += load(sum + at);
     return any(pooled.count != T{0}) && any(probe * T{0} != T{0});
-  }
-  LH_INLINE void forget_scores() {
-    pooled = Scores<T>::none();
-    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
-      for (T* x : {keys, count, mean, m2, large}) store(x + at, Vec<T>{});
-      store(most + at, splat(-kInf<T>));
-      store(least + at, splat(kInf<T>));
-    }
-  }
-  // Before any key. A sink is an outcome that was seen before them.
-  void start(const Problem& p, const Panel<T>& panel, bool measured) {
-    start(measured);
-    if (!p.sinks) return;
-    for (int i = 0; i < panel.n; ++i) {
-      const T sink = static_cast<T>(p.sinks[panel.head[i]] * kLog2e);
-      const bool sound = sink < kInf<T>;  // NaN and +inf make the row NaN, as they would as a key
-      max[i] = sound ? sink : -kInf<T>;
-      sum[i] = !sound ? std::numeric_limits<T>::quiet_NaN() : sink > -kInf<T> ? T{1} : T{0};
-    }
-  }
-  void start(bool measured) {
-    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
-      store(max + at, splat(-kInf<T>));
-      store(sum + at, Vec<T>{});
-    }
-    if (!measured) return;
-    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>)
-      for (T* x : {tail, tail_d, tail_2, tail_3, distance, first}) store(x + at, Vec<T>{});
-    forget_scores();
   }
 };
 
@@ -314,6 +329,15 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
         e2 = select<T>(cancels, t2, e2);
         e3 = select<T>(cancels, t3, e3);
       }
+      if (!state.weighed) {
+        store(state.first + v * W, tile.first == 0 ? load(column) : zero);
+        store(state.tail + v * W, e);
+        store(state.tail_d + v * W, sum_d[v]);
+        store(state.tail_2 + v * W, e2);
+        store(state.tail_3 + v * W, e3);
+        store(state.distance + v * W, s.distance[v]);
+        continue;
+      }
       const Vec<T> join = select<T>(rises & started, one, zero);
       const Vec<T> delta = select<T>(started, before[v] - shift[v], zero);
       const Vec<T> w = scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
@@ -324,6 +348,7 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
       store(state.tail_3 + v * W, fma(w2 * w, load(state.tail_3 + v * W) + join, e3));
       store(state.distance + v * W, fma(w, load(state.distance + v * W), s.distance[v]));
     }
+    state.weighed = true;
   }
 
   for (int v = 0; v < Vectors; ++v)

@@ -41,6 +41,11 @@ class Summary {
 
   // The rows in lanes [from, to) of a panel.
   void take(const RowState<T>& state, int from, int to) {
+    rows_ += to - from;
+    if (!state.weighed) {
+      empty_ += to - from;
+      return;
+    }
     Vec<T> top[kMaxVectors], log_sum[kMaxVectors];
     // Apart from what waits for them: they take long, and side by side no longer.
     for (int v = from / W; v * W < to; ++v) {
@@ -48,11 +53,12 @@ class Summary {
       top[v] = T{1} / (tail + T{1});
       log_sum[v] = log1p<T>(tail);
     }
-    rows_ += to - from;
     for (int v = from / W, at = v * W; at < to; ++v, at += W) {
       const Vec<T> keys = load(state.keys + at);
-      // Neither the mean of its scores nor its sum of weights is NaN or infinite.
-      const IntVec<T> finite = (load(state.mean + at) + load(state.sum + at)) * T{0} == T{0};
+      // Neither its sum of weights nor the mean of its scores is NaN or infinite.
+      Vec<T> probe = load(state.sum + at);
+      if (state.by_row) probe += load(state.mean + at);
+      const IntVec<T> finite = probe * T{0} == T{0};
       const IntVec<T> chooses = finite & (keys > T{1});
       if (from <= at && at + W <= to && !any(~chooses)) {  // nearly always
         finite_ += W;
@@ -154,7 +160,7 @@ class Summary {
     if (has_sink_)
       null_mass_ += only(good, exp2<T>(sink_ - finite_shift<T>(load(state.max + at))) * h);
 
-    if (!any(load(state.count + at) != zero)) return;
+    if (!state.by_row) return;
     Scores<T> s = state.scores(at);
     if (!Whole)
       s = {only(good, s.count), only(good, s.mean), only(good, s.m2), select<T>(good, s.least, splat(kInf<T>)),

@@ -148,6 +148,34 @@ def test_scores_far_from_zero_keep_their_variance(path):
     np.testing.assert_allclose(ours.score_var, want.score_var, rtol=1e-3)
 
 
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("rows", [slice(3, 4), slice(0, 2), slice(None, None, 2)], ids=str)
+def test_rows_far_from_each_other(rows, path):
+    """Rows that are measured together may have nothing in common."""
+    q, k, v = call(path)
+    k[..., 0] = 1.0
+    q[:, :, rows, 0] += 1e4
+    assert (health(q, k, v).score_var > 1e4).all()
+
+
+@pytest.mark.parametrize("path", LENGTHS)
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_row_that_is_not_finite_at_a_late_key_is_left_out(bad, path):
+    """Other statistics than the counts are those of the call without it."""
+    q, k, v = call(path, size=600)
+    q[..., 0], k[:, :, 550, 0] = 0.0, 2e38
+    q[:, :, 3, 0] = np.sign(bad) * 1e10  # only their product overflows
+    without_it = lh.attention(np.delete(q, 3, axis=2), k, v, return_health=True).health
+    with_it = lh.attention(q, k, v, return_health=True).health
+    assert (with_it.nonfinite_rows == 1).all() and (without_it.nonfinite_rows == 0).all()
+    assert (with_it.pairs == without_it.pairs + 600).all()
+    # Rows move up by one where it is gone, which distances see.
+    for name in set(with_it.FIELDS) - {"rows", "pairs", "nonfinite_rows", "distance"}:
+        np.testing.assert_allclose(
+            getattr(with_it, name), getattr(without_it, name), rtol=1e-5, atol=1e-6, err_msg=name
+        )
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("path", LENGTHS)
 def test_keys_that_some_rows_do_not_see_at_all(path, sign):
