@@ -25,17 +25,19 @@ inline Index split_size(const Problem& p) {
   return std::max<Index>(1, (keys + kCachedKeys - 1) / kCachedKeys) * kCachedKeys;
 }
 
-// Rows are asked for this far ahead of their use, at the end of a stream of n those of the `next`:
-// whole rows, a few at a time. Bandwidth depends on the order of reading more than on anything
-// else here; docs/performance-log.md has the numbers.
-constexpr Index kPrefetchRows = 16;
+// The order in which the rows of a block are read: from four places at once, as memory delivers up to
+// 40 % more then. docs/performance-log.md has the numbers.
+constexpr Index kStreams = 4;
 
-template <class T>
-LH_INLINE void prefetch_ahead(RowBlock<T> rows, Index i, Index n, RowBlock<T> next, Index columns) {
-  const Index ahead = i + kPrefetchRows;
-  const T* row = ahead < n ? rows.row(ahead) : next.row(ahead - n);
-  for (Index c = 0; c < columns; c += 64 / static_cast<Index>(sizeof(T))) prefetch(row, c);
-}
+struct ReadOrder {
+  Index apart;  // rows from one place to the next; what does not fill a turn comes last
+
+  explicit ReadOrder(Index n) : apart(n / kStreams) {}
+  Index turns() const { return apart * kStreams; }
+  Index operator()(Index i) const {
+    return i < turns() ? i / kStreams + i % kStreams * apart : i;
+  }
+};
 
 template <class T>
 constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
@@ -44,7 +46,7 @@ constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
 // all at once they would share the loads of the query, but memory would deliver a sixth less.
 template <int Keys, int Rows, class T>
 LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
-                            T* scores, Index width) {
+                            T* const (&scores)[Keys]) {
   constexpr int W = kLanes<T>;
   static_assert(Keys * Rows == 8);
   Vec<T> acc[8] = {};
@@ -63,26 +65,25 @@ LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index d
       for (int i = 0; i < n; ++i) block[i] += block[i + n];
     store(sums + g, block[0]);
   }
-  if (width == Rows) {
-    std::memcpy(scores, sums, sizeof sums);
-    return;
-  }
   for (int k = 0; k < Keys; ++k)
-    for (int r = 0; r < Rows; ++r) scores[k * width + r] = sums[k * Rows + r];
+    for (int r = 0; r < Rows; ++r) scores[k][r] = sums[k * Rows + r];
 }
 
-// Scores of n keys for Rows rows; the last step repeats the last key into rows that are not read.
+// Scores of n keys for Rows rows; the last step repeats the last key.
 template <int Rows, class T>
-inline void multiply_rows(RowBlock<T> keys, Index n, RowBlock<T> next, const T* query, Index dim,
-                          T* scores, Index width) {
+inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, T* scores,
+                          Index width) {
   constexpr int Keys = 8 / Rows;
-  for (Index j = 0; j < n; j += Keys) {
+  const ReadOrder order(n);
+  for (Index i = 0; i < n; i += Keys) {
     const T* key[Keys];
+    T* to[Keys];
     for (int k = 0; k < Keys; ++k) {
-      key[k] = keys.row(std::min(j + k, n - 1));
-      prefetch_ahead(keys, j + k, n, next, dim);
+      const Index j = order(std::min(i + k, n - 1));
+      key[k] = keys.row(j);
+      to[k] = scores + j * width;
     }
-    dot_products<Keys, Rows>(key, query, dim, scores + j * width, width);
+    dot_products<Keys, Rows>(key, query, dim, to);
   }
 }
 
@@ -110,21 +111,21 @@ inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> value
   return from;
 }
 
-// In steps of a few keys, all columns of them before the next: values stream in order. One row's sums
-// go over half a value at a time, and the CPU sees by itself what comes next.
+// The keys from number `from` to number `to` in the order of reading: all columns of a turn before the
+// next.
 template <int Rows, class T>
-inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, Index n,
-                            RowBlock<T> next, Index columns, T* output, Index stride) {
-  constexpr Index kStep = 2;
-  for (Index j = 0; j < n; j += kStep) {
-    const Index m = std::min(kStep, n - j);
-    for (Index i = 0; i < m && Rows > 1; ++i) prefetch_ahead(values, j + i, n, next, columns);
+inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, ReadOrder order,
+                            Index from, Index to, Index columns, T* output, Index stride) {
+  for (Index i = from; i < to;) {
+    const bool turn = i < order.turns();
+    const Index j = order(i), n = turn ? kStreams : to - i, apart = turn ? order.apart : 1;
     const T* w = weights + j * width;
-    const RowBlock<T> v{values.row(j), values.stride};
-    Index at = accumulate_columns<Rows, 8 / Rows>(w, width, v, m, 0, columns, output, stride);
+    const RowBlock<T> v{values.row(j), values.stride * apart};
+    Index at = accumulate_columns<Rows, 8 / Rows>(w, width * apart, v, n, 0, columns, output, stride);
     if constexpr (Rows < 4)
-      at = accumulate_columns<Rows, 2>(w, width, v, m, at, columns, output, stride);
-    accumulate_columns<Rows, 1>(w, width, v, m, at, columns, output, stride);
+      at = accumulate_columns<Rows, 2>(w, width * apart, v, n, at, columns, output, stride);
+    accumulate_columns<Rows, 1>(w, width * apart, v, n, at, columns, output, stride);
+    i += n;
   }
 }
 
@@ -303,7 +304,7 @@ class Decode {
     constexpr int W = kLanes<T>;
     const Index width = tile_width(w.panel, tile);
     by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
-      multiply_rows<rows_at_once>(keys, tile.n, values, query + r * key_stride, key_stride,
+      multiply_rows<rows_at_once>(keys, tile.n, query + r * key_stride, key_stride,
                                   tile.scores + r, width);
     });
     alignas(64) T rescale[Vectors * W], sums[Vectors * W];
@@ -321,22 +322,20 @@ class Decode {
     }
     const bool guard = tile.hides && !all_finite(values, tile.dressed_first, tile.dressed_last,
                                                  p.value_dim);
-    for (Index j = 0; j < tile.n; j += kSumKeys) {
-      const Index m = std::min(kSumKeys, tile.n - j);
+    const ReadOrder order(tile.n);
+    for (Index from = 0; from < tile.n; from += kSumKeys) {
+      const Index to = std::min(from + kSumKeys, tile.n);
       std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
       if (guard)
-        accumulate_seen(w, tile, values, j, j + m, block_sum);
+        accumulate_seen(w, tile, values, order, from, to, block_sum);
       else
         by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
-          const RowBlock<T> next = j + m < tile.n ? RowBlock<T>{values.row(j + m), values.stride}
-                                                  : RowBlock<T>{keys.row(tile.n), keys.stride};
-          accumulate_rows<rows_at_once>(tile.scores + j * width + r, width,
-                                        {values.row(j), values.stride}, m, next, value_stride,
-                                        block_sum + r * value_stride, value_stride);
+          accumulate_rows<rows_at_once>(tile.scores + r, width, values, order, from, to,
+                                        value_stride, block_sum + r * value_stride, value_stride);
         });
       T* output = w.output();
       for (int r = 0; r < w.panel.n; ++r) {
-        const Vec<T> before = splat(j == 0 ? rescale[r] : T{1});
+        const Vec<T> before = splat(from == 0 ? rescale[r] : T{1});
         for (Index c = r * value_stride; c < (r + 1) * value_stride; c += W)
           store(output + c, fma(load(output + c), before, load(block_sum + c)));
       }
@@ -409,12 +408,13 @@ class Decode {
   }
 
   // The same sums, leaving out hidden values that hold a NaN or an infinity (see forward.cpp).
-  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values, Index from,
-                       Index to, T* sums) {
+  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values,
+                       ReadOrder order, Index from, Index to, T* sums) {
     constexpr int W = kLanes<T>;
     const Index width = w.panel.width;
     for (int r = 0; r < w.panel.n; ++r)
-      for (Index j = from; j < to; ++j) {
+      for (Index i = from; i < to; ++i) {
+        const Index j = order(i);
         const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
         if (dressed && !tile.mask.visible[(j - tile.dressed_first) * width + r]) continue;
         const Vec<T> weight = splat(tile.scores[j * width + r]);
