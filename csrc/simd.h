@@ -72,12 +72,6 @@ template <class T>
 LH_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};  // x - 0, not x + 0, so that -0 stays -0
 }
-// Asks for the cache line of p[i], which need not exist.
-template <class T>
-LH_INLINE void prefetch(const T* p, Index i) {
-  __builtin_prefetch(reinterpret_cast<const char*>(reinterpret_cast<std::uintptr_t>(p) +
-                                                   static_cast<std::uintptr_t>(i) * sizeof(T)));
-}
 // {0, 1, 2, ...}
 template <class T>
 LH_INLINE Vec<T> iota() {
