@@ -12,7 +12,7 @@ namespace {
 // Keys a block: many, as going from the stream of keys to that of values and back costs time, but few
 // where a block is read more than once and must stay in the L2 cache. Weighted values are summed up
 // by so many keys, as shorter chains round less.
-constexpr Index kStreamKeys = 512, kCachedKeys = 128, kSumKeys = 128;
+constexpr Index kStreamKeys = 1024, kCachedKeys = 128, kSumKeys = 128;
 
 // Parts into which a sequence's keys are split: enough for many cores, but not below 512 keys, and
 // as few as that allows: each part starts its two streams anew. Heads and keys alone decide.

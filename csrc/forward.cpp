@@ -68,7 +68,8 @@ class Prefill {
     const Index n = last - first;
     Workspace& workspace = thread_workspace();
     const Index dims = std::max(p.key_dim, p.value_dim);
-    workspace.reserve(Workspace::room<Work>(n) + Workspace::room<RowState<T>>(n) + TileBuffer<T>::room(p, block) +
+    workspace.reserve(Workspace::room<Work>(n) + Workspace::room<RowState<T>>(n) +
+                      TileBuffer<T>::room(p, block) +
                       n * (Workspace::room<T>(lanes * p.key_dim) +
                            Workspace::room<T>(lanes * value_rows)) +
                       Workspace::room<T>(lanes * dims) + Workspace::room<T>(block * p.key_dim) +
@@ -155,7 +156,7 @@ class Prefill {
     multiply_scores<Vectors>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
     multiply_scores<Vectors>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
     if (Measured && !by_row && da == db && w.panel.n == w.panel.width)
-      w.state->pool_scores(tile, Vectors, pool_scores<Vectors>(tile, seen));
+      w.state->pool_scores(tile, Vectors, pooled_scores<Vectors>(tile, seen));
     else
       dress_tile<Vectors, Measured>(p, w.panel, tile, seen, *w.state);
   }

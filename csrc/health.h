@@ -286,7 +286,8 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
     Scores<T> scores[Vectors];
     measure_scores<Vectors>(tile, seen, scores);
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
-      if (has_large(scores[v])) scores[v].large = count_large<T>(tile.scores + v * W, panel.width, tile.n);
+      if (has_large(scores[v]))
+        scores[v].large = count_large<T>(tile.scores + v * W, panel.width, tile.n);
       state.join_scores(v * W, scores[v]);
     }
   }

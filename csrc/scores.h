@@ -14,6 +14,12 @@ struct Scores {
     const Vec<T> zero = {};
     return {zero, zero, zero, splat(kInf<T>), splat(-kInf<T>), zero};
   }
+  LH_INLINE Scores only(IntVec<T> lanes) const {
+    const Scores none = Scores::none();
+    return {select<T>(lanes, count, none.count), select<T>(lanes, mean, none.mean),
+            select<T>(lanes, m2, none.m2),       select<T>(lanes, least, none.least),
+            select<T>(lanes, most, none.most),   select<T>(lanes, large, none.large)};
+  }
   LH_INLINE void join(const Scores& other) {  // Chan's formula
     const Vec<T> total = count + other.count, weight = other.count / max(total, splat(T{1}));
     const Vec<T> delta = other.mean - mean;

@@ -202,7 +202,7 @@ inline void measure_scores(const ScoreTile<T>& tile, const Seen<Vectors, T>& see
 // Statistics of a tile that every row sees whole, for all rows of a lane together. The pivot is the
 // middle of three of the scores here too.
 template <int Vectors, class T>
-inline Scores<T> pool_scores(const ScoreTile<T>& tile, const Seen<Vectors, T>& seen) {
+inline Scores<T> pooled_scores(const ScoreTile<T>& tile, const Seen<Vectors, T>& seen) {
   constexpr int W = kLanes<T>;
   auto sample = [&](Index key, int v) LH_INLINE_LAMBDA {
     return load(tile.scores + (key * Vectors + v) * W);

@@ -29,14 +29,14 @@ inline void merge_sums(double* into, const double* from) {
   into[kScoreM2] = m2;
 }
 
-// One head's sums in the making, lane by lane. Rows are taken in order, so the bits do not depend on
-// who computed them.
+// One head's sums in the making, lane by lane. Rows are taken in order, so that the bits do not depend
+// on who computed them.
 template <class T>
 class Summary {
  public:
   Summary(const Problem& p, Index head)
       : has_sink_(p.sinks), sink_(p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>) {
-    LH_UNROLL for (int f = 0; f < kMeans; ++f) mean_of_[f] = Vec<T>{};
+    LH_UNROLL for (int i = 0; i < kColumns; ++i) column_[i] = Vec<T>{};
   }
 
   // The rows in lanes [from, to) of a panel.
@@ -79,50 +79,54 @@ class Summary {
     scores_.join(state.pooled);
   }
 
-  void write(double* sums) const {
-    Vec<T> column[kColumns];
-    LH_UNROLL for (int f = 0; f < kMeans; ++f) column[f] = mean_of_[f];
-    // Lanes about one of them, as their rows are about their own means.
+  void write(double* sums) {
+    // Lanes about one of them, as their scores are about their own means.
     const T pivot = scores_.mean[0];
     const Vec<T> c = scores_.mean - pivot;
-    LH_UNROLL for (int f = kMeans; f < kColumns; ++f) column[f] = Vec<T>{};
-    column[kMeans] = scores_.count;
-    column[kMeans + 1] = scores_.count * c;
-    column[kMeans + 2] = fma(scores_.count * c, c, scores_.m2);
-    column[kMeans + 3] = scores_.large;
-    column[kMeans + 4] = null_mass_;
-    alignas(64) double all[kColumns];
-    add_lanes(column, all);
-    const double count = all[kMeans], shift = count > 0 ? all[kMeans + 1] / count : 0.0;
-    LH_UNROLL for (int f = 0; f < kMeans; ++f) sums[kOrder[f]] = all[f];
-    sums[kRows] = static_cast<double>(rows_);
+    add(kScoreCount, scores_.count);
+    add(kScoreMean, scores_.count * c);
+    add(kScoreM2, fma(scores_.count * c, c, scores_.m2));
+    add(kLargeScores, scores_.large);
+    write_columns(sums);
+    const double count = sums[kScoreCount], shift = count > 0 ? sums[kScoreMean] / count : 0.0;
+    sums[kScoreM2] = std::max(0.0, sums[kScoreM2] - sums[kScoreMean] * shift) * kLn2 * kLn2;
+    sums[kScoreMean] = (pivot + shift) * kLn2;
+    auto most = [](T x, T y) { return std::max(x, y); };
+    auto least = [](T x, T y) { return std::min(x, y); };
+    sums[kScoreMax] = fold<T>(scores_.most, most) * kLn2;
+    sums[kScoreMin] = fold<T>(scores_.least, least) * kLn2;
+    sums[kWidestRow] = fold<T>(widest_, most);
+    sums[kRows] = rows_;
+    sums[kPairs] = count + lost_pairs_;
     sums[kEmptyRows] = empty_;
     sums[kNonfiniteRows] = nonfinite_;
     sums[kFiniteRows] = finite_;
     sums[kChoiceRows] = choosing_;
     sums[kSaturated] = saturated_;
-    sums[kPairs] = count + lost_pairs_;
-    sums[kWidestRow] = fold<T>(widest_, [](T x, T y) { return std::max(x, y); });
-    sums[kScoreMax] = fold<T>(scores_.most, [](T x, T y) { return std::max(x, y); }) * kLn2;
-    sums[kScoreMin] = fold<T>(scores_.least, [](T x, T y) { return std::min(x, y); }) * kLn2;
-    sums[kScoreCount] = count;
-    sums[kScoreMean] = (pivot + shift) * kLn2;
-    sums[kScoreM2] = std::max(0.0, all[kMeans + 2] - all[kMeans + 1] * shift) * kLn2 * kLn2;
-    sums[kLargeScores] = all[kMeans + 3];
-    sums[kNullMass] = all[kMeans + 4];
   }
 
  private:
-  static constexpr int W = kLanes<T>, kMeans = 8, kColumns = 16;
-  static constexpr HealthSum kOrder[kMeans] = {kEntropy, kEntropyRatio, kEffectiveKeys, kTopWeight,
-                                               kSignal,  kJacobianNorm, kFirstKey,      kDistance};
+  static constexpr int W = kLanes<T>;
+  // What is summed up in lanes; the others are counted.
+  static constexpr HealthSum kSummed[] = {
+      kEntropy,  kEntropyRatio, kEffectiveKeys, kTopWeight, kSignal,  kJacobianNorm, kFirstKey,
+      kDistance, kNullMass,     kScoreCount,    kScoreMean, kScoreM2, kLargeScores};
+  static constexpr int kSums = sizeof kSummed / sizeof *kSummed, kColumns = (kSums + W - 1) / W * W;
+
   bool has_sink_;
   T sink_;
-  Vec<T> mean_of_[kMeans], widest_ = {}, null_mass_ = {};
+  Vec<T> column_[kColumns], widest_ = {};
   Scores<T> scores_ = Scores<T>::none();
   int rows_ = 0, empty_ = 0, nonfinite_ = 0, finite_ = 0, choosing_ = 0, saturated_ = 0;
   double lost_pairs_ = 0;                  // those of rows that are not finite
   Vec<T> logged_ = {}, inverse_log_ = {};  // 1 / ln of the outcomes, for these numbers of them
+
+  static constexpr int column_of(HealthSum f) {
+    int i = 0;
+    while (kSummed[i] != f) ++i;
+    return i;
+  }
+  LH_INLINE void add(HealthSum f, Vec<T> x) { column_[column_of(f)] += x; }
 
   // One vector of rows: `good` ones are finite and see a key, `chooses` says which see several. All
   // do both if Whole.
@@ -140,8 +144,8 @@ class Summary {
       inverse_log_ = one / log<T>(max(outcomes, splat(T{2})));
     }
     widest_ = max(widest_, keys);
-    if (const IntVec<T> saturated = chooses & (h > static_cast<T>(kSaturatedWeight)); any(saturated))
-      saturated_ += number_of<T>(saturated);
+    const IntVec<T> saturated = chooses & (h > static_cast<T>(kSaturatedWeight));
+    if (any(saturated)) saturated_ += number_of<T>(saturated);
 
     const Vec<T> tail = load(state.tail + at), tail_2 = load(state.tail_2 + at);
     const Vec<T> l = tail + one, h2 = h * h, r = tail * h;
@@ -149,36 +153,32 @@ class Summary {
     const Vec<T> entropy =
         fma(load(state.tail_d + at) * h, splat(static_cast<T>(-kLn2)), log_sum);
     const Vec<T> j2 = fma(h2 * r, r, fma(t2, one + (h2 + h2), t2 * t2 - (t3 + t3)));
-    mean_of_[0] += only(good, entropy);
-    mean_of_[1] += only(chooses, entropy * inverse_log_);
-    mean_of_[2] += only(good, l * l / (one + tail_2));
-    mean_of_[3] += only(good, h);
-    mean_of_[4] += only(good, r + (r - r * r) - t2);
-    mean_of_[5] += only(good, sqrt(max(j2, zero)));
-    mean_of_[6] += only(chooses, load(state.first + at) * h);
-    mean_of_[7] += only(good, load(state.distance + at) * h);
+    add(kEntropy, only(good, entropy));
+    add(kEntropyRatio, only(chooses, entropy * inverse_log_));
+    add(kEffectiveKeys, only(good, l * l / (one + tail_2)));
+    add(kTopWeight, only(good, h));
+    add(kSignal, only(good, r + (r - r * r) - t2));
+    add(kJacobianNorm, only(good, sqrt(max(j2, zero))));
+    add(kFirstKey, only(chooses, load(state.first + at) * h));
+    add(kDistance, only(good, load(state.distance + at) * h));
     if (has_sink_)
-      null_mass_ += only(good, exp2<T>(sink_ - finite_shift<T>(load(state.max + at))) * h);
-
-    if (!state.by_row) return;
-    Scores<T> s = state.scores(at);
-    if (!Whole)
-      s = {only(good, s.count), only(good, s.mean), only(good, s.m2), select<T>(good, s.least, splat(kInf<T>)),
-           select<T>(good, s.most, splat(-kInf<T>)), only(good, s.large)};
-    scores_.join(s);
+      add(kNullMass, only(good, exp2<T>(sink_ - finite_shift<T>(load(state.max + at))) * h));
+    if (state.by_row) scores_.join(Whole ? state.scores(at) : state.scores(at).only(good));
   }
 
-  // to[f] = what the lanes of column f have together, W columns at a time.
-  static LH_INLINE void add_lanes(const Vec<T> (&column)[kColumns], double* to) {
+  // What the lanes of each column have together, W columns at a time.
+  LH_INLINE void write_columns(double* sums) const {
     typedef double Wide __attribute__((vector_size(W * sizeof(double))));
+    alignas(64) double all[kColumns];
     LH_UNROLL for (int at = 0; at < kColumns; at += W) {
       Vec<T> block[W];
-      LH_UNROLL for (int i = 0; i < W; ++i) block[i] = column[at + i];
+      LH_UNROLL for (int i = 0; i < W; ++i) block[i] = column_[at + i];
       transpose(block);
-      Wide all = __builtin_convertvector(block[0], Wide);
-      LH_UNROLL for (int i = 1; i < W; ++i) all += __builtin_convertvector(block[i], Wide);
-      std::memcpy(to + at, &all, sizeof all);
+      Wide added = __builtin_convertvector(block[0], Wide);
+      LH_UNROLL for (int i = 1; i < W; ++i) added += __builtin_convertvector(block[i], Wide);
+      std::memcpy(all + at, &added, sizeof added);
     }
+    LH_UNROLL for (int i = 0; i < kSums; ++i) sums[kSummed[i]] = all[i];
   }
 };
 
