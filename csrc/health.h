@@ -41,7 +41,8 @@ struct RowState {
   T keys[N];                                   // number of visible pairs
   Scores<T> pooled;  // their raw scores, where they were measured for all rows of a lane together...
   T count[N], mean[N], m2[N], least[N], most[N], large[N];  // ...and where they were row by row
-  bool weighed, by_row;  // until then, the tail and what follows it, and the last line are not set
+  bool weighed;  // the first keys set the tail, the distance and the first; they are not set before
+  bool by_row;   // nor is the line above before scores were measured row by row
 
   // Before any key. A sink is an outcome that was seen before them.
   void start(const Problem& p, const Panel<T>& panel, bool measured) {
