@@ -42,19 +42,23 @@ struct ReadOrder {
 template <class T>
 constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
 
-// 8 dot products: Keys x Rows of them, as sums along the lanes. Keys are read one after the other;
-// all at once they would share the loads of the query, but memory would deliver a sixth less.
+// 8 dot products: Keys x Rows of them, as sums along the lanes. Several rows share the loads of a
+// query among the keys; with one row the keys are read one after the other, as memory prefers.
 template <int Keys, int Rows, class T>
 LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
                             T* const (&scores)[Keys]) {
-  constexpr int W = kLanes<T>;
+  constexpr int W = kLanes<T>, AtOnce = Rows == 1 ? 1 : Keys;
   static_assert(Keys * Rows == 8);
   Vec<T> acc[8] = {};
-  LH_UNROLL for (int k = 0; k < Keys; ++k)
+  LH_UNROLL for (int first = 0; first < Keys; first += AtOnce)
     for (Index c = 0; c < dim; c += W) {
-      const Vec<T> x = load(key[k] + c);
-      LH_UNROLL for (int r = 0; r < Rows; ++r)
-        acc[k * Rows + r] = fma(x, load(query + r * dim + c), acc[k * Rows + r]);
+      Vec<T> q[Rows];
+      LH_UNROLL for (int r = 0; r < Rows; ++r) q[r] = load(query + r * dim + c);
+      LH_UNROLL for (int k = first; k < first + AtOnce; ++k) {
+        const Vec<T> x = load(key[k] + c);
+        LH_UNROLL for (int r = 0; r < Rows; ++r)
+          acc[k * Rows + r] = fma(x, q[r], acc[k * Rows + r]);
+      }
     }
   T sums[8];
   for (int g = 0; g < 8; g += W) {
