@@ -63,12 +63,14 @@ class Summary {
       if (from <= at && at + W <= to && !any(~chooses)) {  // nearly always
         finite_ += W;
         choosing_ += W;
+        widest_ = max(widest_, keys);
         take<true>(state, at, top[v], log_sum[v], chooses, chooses);
         continue;
       }
       const Vec<T> lane = iota<T>() + static_cast<T>(at);
       const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
       const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
+      widest_ = max(widest_, select<T>(valid, keys, Vec<T>{}));
       empty_ += number_of<T>(valid & ~some);
       nonfinite_ += number_of<T>(some & ~good);
       finite_ += number_of<T>(good);
@@ -143,7 +145,6 @@ class Summary {
       logged_ = outcomes;
       inverse_log_ = one / log<T>(max(outcomes, splat(T{2})));
     }
-    widest_ = max(widest_, keys);
     const IntVec<T> saturated = chooses & (h > static_cast<T>(kSaturatedWeight));
     if (any(saturated)) saturated_ += number_of<T>(saturated);
 
