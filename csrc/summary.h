@@ -82,8 +82,10 @@ class Summary {
   }
 
   void write(double* sums) {
-    // Lanes about one of them, as their scores are about their own means.
-    const T pivot = scores_.mean[0];
+    // Lanes about one of them that has any, as their scores are about their own means.
+    int lane = 0;
+    while (lane + 1 < W && scores_.count[lane] == T{0}) ++lane;
+    const T pivot = scores_.mean[lane];
     const Vec<T> c = scores_.mean - pivot;
     add(kScoreCount, scores_.count);
     add(kScoreMean, scores_.count * c);
