@@ -27,12 +27,12 @@ inline Index split_size(const Problem& p) {
 
 // The order in which the rows of a block are read: from four places at once, as memory delivers up to
 // 40 % more then. docs/performance-log.md has the numbers.
-constexpr Index kStreams = 4;
+constexpr Index kStreams = 4, kTurn = 8;  // keys that are accumulated at once
 
 struct ReadOrder {
   Index apart;  // rows from one place to the next; what does not fill a turn comes last
 
-  explicit ReadOrder(Index n) : apart(n / kStreams) {}
+  explicit ReadOrder(Index n) : apart(n / kTurn * (kTurn / kStreams)) {}
   Index turns() const { return apart * kStreams; }
   Index operator()(Index i) const {
     return i < turns() ? i / kStreams + i % kStreams * apart : i;
@@ -42,42 +42,40 @@ struct ReadOrder {
 template <class T>
 constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
 
-// 8 dot products: Keys x Rows of them, as sums along the lanes. Several rows share the loads of a
-// query among the keys; with one row the keys are read one after the other, as memory prefers.
+// Keys x Rows dot products, as sums along the lanes. Several rows share the loads of a key, and several
+// keys those of a query; with one row the keys are read one after the other, as memory prefers.
 template <int Keys, int Rows, class T>
 LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
                             T* const (&scores)[Keys]) {
-  constexpr int W = kLanes<T>, AtOnce = Rows == 1 ? 1 : Keys;
-  static_assert(Keys * Rows == 8);
-  Vec<T> acc[8] = {};
+  constexpr int W = kLanes<T>, AtOnce = Rows == 1 ? 1 : Keys, All = Keys * Rows;
+  Vec<T> acc[All] = {};
   LH_UNROLL for (int first = 0; first < Keys; first += AtOnce)
     for (Index c = 0; c < dim; c += W) {
-      Vec<T> q[Rows];
-      LH_UNROLL for (int r = 0; r < Rows; ++r) q[r] = load(query + r * dim + c);
-      LH_UNROLL for (int k = first; k < first + AtOnce; ++k) {
-        const Vec<T> x = load(key[k] + c);
-        LH_UNROLL for (int r = 0; r < Rows; ++r)
-          acc[k * Rows + r] = fma(x, q[r], acc[k * Rows + r]);
+      Vec<T> x[AtOnce];
+      LH_UNROLL for (int k = 0; k < AtOnce; ++k) x[k] = load(key[first + k] + c);
+      LH_UNROLL for (int r = 0; r < Rows; ++r) {
+        const Vec<T> q = load(query + r * dim + c);
+        LH_UNROLL for (int k = 0; k < AtOnce; ++k) {
+          Vec<T>& sum = acc[(first + k) * Rows + r];
+          sum = fma(x[k], q, sum);
+        }
       }
     }
-  T sums[8];
-  for (int g = 0; g < 8; g += W) {
+  T sums[(All + W - 1) / W * W];
+  LH_UNROLL for (int g = 0; g < All; g += W) {
     Vec<T> block[W];
-    for (int i = 0; i < W; ++i) block[i] = acc[g + i];
-    transpose(block);
-    for (int n = W / 2; n > 0; n /= 2)
-      for (int i = 0; i < n; ++i) block[i] += block[i + n];
-    store(sums + g, block[0]);
+    LH_UNROLL for (int i = 0; i < W; ++i) block[i] = acc[g + i % std::min(W, All - g)];
+    store(sums + g, sum_each(block));
   }
-  for (int k = 0; k < Keys; ++k)
-    for (int r = 0; r < Rows; ++r) scores[k][r] = sums[k * Rows + r];
+  LH_UNROLL for (int k = 0; k < Keys; ++k)
+    LH_UNROLL for (int r = 0; r < Rows; ++r) scores[k][r] = sums[k * Rows + r];
 }
 
 // Scores of n keys for Rows rows; the last step repeats the last key.
 template <int Rows, class T>
 inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, T* scores,
                           Index width) {
-  constexpr int Keys = 8 / Rows;
+  constexpr int Keys = Rows == 4 ? 3 : 8 / Rows;  // 8 sums hide an FMA's latency barely, 12 do
   const ReadOrder order(n);
   for (Index i = 0; i < n; i += Keys) {
     const T* key[Keys];
@@ -99,20 +97,39 @@ inline void look_at_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
       seen.max[v] = max(seen.max[v], load(scores));
 }
 
-// output[row][columns] += weights[key][row] * values[key][columns], Vectors vectors at a time.
-template <int Rows, int Vectors, class T>
-inline Index accumulate_columns(const T* weights, Index width, RowBlock<T> values,
-                                Index n, Index from, Index columns, T* output, Index stride) {
+// output[row][columns] += weights[key][row] * values[key][columns], Vectors vectors at a
+// time: `Steps` keys from each of `Places` places.
+template <int Rows, int Vectors, int Places, int Steps, class T>
+LH_INLINE Index accumulate_columns(const T* weights, Index width, RowBlock<T> values, Index apart,
+                                   Index from, Index columns, T* output, Index stride) {
   constexpr int W = kLanes<T>;
   for (; from + Vectors * W <= columns; from += Vectors * W) {
-    const T* a[Rows];
-    for (int r = 0; r < Rows; ++r) a[r] = weights + r;
-    T* c = output + from;
-    multiply<Rows, Vectors, false, true>(
-        n, a, width, values.data + from, values.stride, c, stride,
-        [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA { store(c + r * stride + v * W, x); });
+    Vec<T> acc[Rows][Vectors];
+    LH_UNROLL for (int r = 0; r < Rows; ++r)
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) acc[r][v] = load(output + r * stride + from + v * W);
+    for (int step = 0; step < Steps; ++step) {
+      const T *value = values.row(step) + from, *weight = weights + step * width;
+      LH_UNROLL for (int place = 0; place < Places; ++place) {
+        Vec<T> x[Vectors];
+        LH_UNROLL for (int v = 0; v < Vectors; ++v) x[v] = load_once(value + v * W);
+        LH_UNROLL for (int r = 0; r < Rows; ++r)
+          LH_UNROLL for (int v = 0; v < Vectors; ++v)
+            acc[r][v] = fma(splat(weight[r]), x[v], acc[r][v]);
+        value += apart * values.stride;
+        weight += apart * width;
+      }
+    }
+    LH_UNROLL for (int r = 0; r < Rows; ++r)
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) store(output + r * stride + from + v * W, acc[r][v]);
   }
   return from;
+}
+template <int Rows, int Places, int Steps, class T>
+LH_INLINE void accumulate_keys(const T* weights, Index width, RowBlock<T> values, Index apart,
+                               Index columns, T* output, Index stride) {
+  Index at = accumulate_columns<Rows, 8 / Rows, Places, Steps>(weights, width, values, apart, 0, columns,
+                                                      output, stride);
+  accumulate_columns<Rows, 1, Places, Steps>(weights, width, values, apart, at, columns, output, stride);
 }
 
 // The keys from number `from` to number `to` in the order of reading: all columns of a turn before the
@@ -121,15 +138,16 @@ template <int Rows, class T>
 inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, ReadOrder order,
                             Index from, Index to, Index columns, T* output, Index stride) {
   for (Index i = from; i < to;) {
-    const bool turn = i < order.turns();
-    const Index j = order(i), n = turn ? kStreams : to - i, apart = turn ? order.apart : 1;
+    const Index j = order(i);
     const T* w = weights + j * width;
-    const RowBlock<T> v{values.row(j), values.stride * apart};
-    Index at = accumulate_columns<Rows, 8 / Rows>(w, width * apart, v, n, 0, columns, output, stride);
-    if constexpr (Rows < 4)
-      at = accumulate_columns<Rows, 2>(w, width * apart, v, n, at, columns, output, stride);
-    accumulate_columns<Rows, 1>(w, width * apart, v, n, at, columns, output, stride);
-    i += n;
+    const RowBlock<T> v{values.row(j), values.stride};
+    if (i < order.turns()) {
+      accumulate_keys<Rows, kStreams, kTurn / kStreams>(w, width, v, order.apart, columns, output, stride);
+      i += kTurn;
+    } else {
+      accumulate_keys<Rows, 1, 1>(w, width, v, 0, columns, output, stride);
+      ++i;
+    }
   }
 }
 
@@ -232,8 +250,6 @@ class Decode {
     T* value_scratch = workspace.take<T>(block * value_stride);
     T* factors = workspace.take<T>(block * kMaxLanes<T>);
     T* block_sum = workspace.take<T>(kGroupRows<T> * value_stride);
-    // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
-    std::fill_n(buffer.scores, (std::min(block, p.keys) + 8) * 2 * kLanes<T>, T{0});
     std::fill_n(queries, groups * query_room, T{0});
 
     const Band band(p, batch);
@@ -307,6 +323,8 @@ class Decode {
               RowBlock<T> values, T* factors, T* block_sum) {
     constexpr int W = kLanes<T>;
     const Index width = tile_width(w.panel, tile);
+    // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
+    if (w.panel.n < width) std::fill_n(tile.scores, tile.n * width, T{0});
     by_rows(w.panel.n, [&](auto rows_at_once, int r) LH_INLINE_LAMBDA {
       multiply_rows<rows_at_once>(keys, tile.n, query + r * key_stride, key_stride,
                                   tile.scores + r, width);
@@ -383,6 +401,7 @@ class Decode {
           static_cast<T>(steps.first) +
           (w.panel.position[lane % rows] - static_cast<T>(tile.first + lane / rows)) / keys;
     if (whole < steps.n) {  // lanes past the last key are hidden
+      std::fill(tile.scores + tile.n * rows, tile.scores + steps.n * W, T{0});
       steps.dressed_last = steps.n;
       steps.hides = true;
       for (int lane = 0; lane < W; ++lane)

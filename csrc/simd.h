@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -63,6 +64,15 @@ struct AnywhereOf {
 template <class T>
 LH_INLINE Vec<T> load(const T* p) {
   return *reinterpret_cast<const typename AnywhereOf<T>::type*>(p);
+}
+// A load for several uses. GCC would load again for each of two, to save the instruction.
+template <class T>
+LH_INLINE Vec<T> load_once(const T* p) {
+  Vec<T> v = load(p);
+#if defined(__SSE2__)
+  asm("" : "+x"(v));
+#endif
+  return v;
 }
 template <class T>
 LH_INLINE void store(T* p, Vec<T> v) {
@@ -173,6 +183,36 @@ LH_INLINE T fold(Vec<T> v, Join join) {
 template <class T>
 LH_INLINE T sum(Vec<T> v) {
   return fold<T>(v, [](T x, T y) { return x + y; });
+}
+// a's lanes, but b's where the lane has bit N.
+#if defined(__AVX2__)
+template <int N>
+LH_INLINE VecF blend(VecF a, VecF b) {
+  return _mm256_blend_ps(a, b, N == 4 ? 0xf0 : N == 2 ? 0xcc : 0xaa);
+}
+template <int N>
+LH_INLINE VecD blend(VecD a, VecD b) {
+  return _mm256_blend_pd(a, b, N == 2 ? 0xc : 0xa);
+}
+#else
+template <int N, class V>
+LH_INLINE V blend(V a, V b) {
+  for (std::size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i) a[i] = i & N ? b[i] : a[i];
+  return a;
+}
+#endif
+template <int N, class V, std::size_t... Lane>
+LH_INLINE V swap_halves(V v, std::index_sequence<Lane...>) {
+  return __builtin_shufflevector(v, v, (Lane ^ N)...);
+}
+// The sums of v[0], v[1], ... by that tree, one a lane: each step adds halves of two vectors at once.
+template <class V, std::size_t W, int N = W / 2>
+LH_INLINE V sum_each(V (&v)[W]) {
+  LH_UNROLL for (int i = 0; i < N; ++i)
+    v[i] = blend<N>(v[i], v[i + N]) +
+           swap_halves<N>(blend<N>(v[i + N], v[i]), std::make_index_sequence<W>());
+  if constexpr (N > 1) return sum_each<V, W, N / 2>(v);
+  return v[0];
 }
 // How many lanes a comparison holds for.
 template <class T>
