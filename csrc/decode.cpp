@@ -27,12 +27,12 @@ inline Index split_size(const Problem& p) {
 
 // The order in which the rows of a block are read: from four places at once, as memory delivers up to
 // 40 % more then. docs/performance-log.md has the numbers.
-constexpr Index kStreams = 4, kTurn = 8;  // keys that are accumulated at once
+constexpr Index kStreams = 4;
 
 struct ReadOrder {
   Index apart;  // rows from one place to the next; what does not fill a turn comes last
 
-  explicit ReadOrder(Index n) : apart(n / kTurn * (kTurn / kStreams)) {}
+  explicit ReadOrder(Index n) : apart(n / kStreams) {}
   Index turns() const { return apart * kStreams; }
   Index operator()(Index i) const {
     return i < turns() ? i / kStreams + i % kStreams * apart : i;
@@ -97,39 +97,36 @@ inline void look_at_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
       seen.max[v] = max(seen.max[v], load(scores));
 }
 
-// output[row][columns] += weights[key][row] * values[key][columns], Vectors vectors at a
-// time: `Steps` keys from each of `Places` places.
-template <int Rows, int Vectors, int Places, int Steps, class T>
-LH_INLINE Index accumulate_columns(const T* weights, Index width, RowBlock<T> values, Index apart,
-                                   Index from, Index columns, T* output, Index stride) {
+// output[row][columns] += weights[key][row] * values[key][columns] for Keys keys, Vectors vectors at a
+// time. `step` is the distance from one key's weights to the next.
+template <int Keys, int Rows, int Vectors, class T>
+LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<T> values, Index from,
+                                   Index columns, T* output, Index stride) {
   constexpr int W = kLanes<T>;
   for (; from + Vectors * W <= columns; from += Vectors * W) {
+    T* to = output + from;
     Vec<T> acc[Rows][Vectors];
     LH_UNROLL for (int r = 0; r < Rows; ++r)
-      LH_UNROLL for (int v = 0; v < Vectors; ++v) acc[r][v] = load(output + r * stride + from + v * W);
-    for (int step = 0; step < Steps; ++step) {
-      const T *value = values.row(step) + from, *weight = weights + step * width;
-      LH_UNROLL for (int place = 0; place < Places; ++place) {
-        Vec<T> x[Vectors];
-        LH_UNROLL for (int v = 0; v < Vectors; ++v) x[v] = load_once(value + v * W);
-        LH_UNROLL for (int r = 0; r < Rows; ++r)
-          LH_UNROLL for (int v = 0; v < Vectors; ++v)
-            acc[r][v] = fma(splat(weight[r]), x[v], acc[r][v]);
-        value += apart * values.stride;
-        weight += apart * width;
-      }
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) acc[r][v] = load(to + r * stride + v * W);
+    const T *weight = weights, *value = values.data + from;
+    LH_UNROLL for (int k = 0; k < Keys; ++k, weight += step, value += values.stride) {
+      Vec<T> x[Vectors];
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) x[v] = load_once(value + v * W);
+      LH_UNROLL for (int r = 0; r < Rows; ++r)
+        LH_UNROLL for (int v = 0; v < Vectors; ++v)
+          acc[r][v] = fma(splat(weight[r]), x[v], acc[r][v]);
     }
     LH_UNROLL for (int r = 0; r < Rows; ++r)
-      LH_UNROLL for (int v = 0; v < Vectors; ++v) store(output + r * stride + from + v * W, acc[r][v]);
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) store(to + r * stride + v * W, acc[r][v]);
   }
   return from;
 }
-template <int Rows, int Places, int Steps, class T>
-LH_INLINE void accumulate_keys(const T* weights, Index width, RowBlock<T> values, Index apart,
-                               Index columns, T* output, Index stride) {
-  Index at = accumulate_columns<Rows, 8 / Rows, Places, Steps>(weights, width, values, apart, 0, columns,
-                                                      output, stride);
-  accumulate_columns<Rows, 1, Places, Steps>(weights, width, values, apart, at, columns, output, stride);
+template <int Keys, int Rows, class T>
+LH_INLINE void accumulate_keys(const T* weights, Index step, RowBlock<T> values, Index columns,
+                               T* output, Index stride) {
+  const Index at =
+      accumulate_columns<Keys, Rows, 8 / Rows>(weights, step, values, 0, columns, output, stride);
+  accumulate_columns<Keys, Rows, 1>(weights, step, values, at, columns, output, stride);
 }
 
 // The keys from number `from` to number `to` in the order of reading: all columns of a turn before the
@@ -139,13 +136,13 @@ inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, R
                             Index from, Index to, Index columns, T* output, Index stride) {
   for (Index i = from; i < to;) {
     const Index j = order(i);
-    const T* w = weights + j * width;
-    const RowBlock<T> v{values.row(j), values.stride};
+    const T *w = weights + j * width, *v = values.row(j);
     if (i < order.turns()) {
-      accumulate_keys<Rows, kStreams, kTurn / kStreams>(w, width, v, order.apart, columns, output, stride);
-      i += kTurn;
+      accumulate_keys<kStreams, Rows>(w, width * order.apart, RowBlock<T>{v, values.stride * order.apart},
+                                      columns, output, stride);
+      i += kStreams;
     } else {
-      accumulate_keys<Rows, 1, 1>(w, width, v, 0, columns, output, stride);
+      accumulate_keys<1, Rows>(w, width, RowBlock<T>{v, values.stride}, columns, output, stride);
       ++i;
     }
   }
