@@ -36,7 +36,8 @@ class ForwardResult:
     limit: Limit  # measured in every round of the race
     seconds: float = float("nan")
     health_seconds: float = float("nan")
-    # The best of the race and of many more calls, these two in turn.
+    # The best of many more calls, these two in turn: what health costs is less than what the machine's
+    # moods do, and only neighbours in time share them.
     alone_seconds: float = float("nan")
     alone_health_seconds: float = float("nan")
     peers: list[PeerTime] = field(default_factory=list)  # the fastest first
@@ -108,8 +109,7 @@ def run_forward(case: Case, peers: list[Peer], seconds: float, limit: Limit) -> 
         ours_alone = {name: calls[name] for name in (OURS, OURS_WITH_HEALTH)}
         alone = alternate(ours_alone, seconds / 2)
     result.seconds, result.health_seconds = times[OURS], times[OURS_WITH_HEALTH]
-    result.alone_seconds = min(times[OURS], alone[OURS])
-    result.alone_health_seconds = min(times[OURS_WITH_HEALTH], alone[OURS_WITH_HEALTH])
+    result.alone_seconds, result.alone_health_seconds = alone[OURS], alone[OURS_WITH_HEALTH]
     for (name, label), heat in heats.items():  # in the race all have as many chances as ours
         result.peers.append(PeerTime(name, label, times.get(f"{name}: {label}", heat)))
     result.peers.sort(key=lambda t: t.seconds)
