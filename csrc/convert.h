@@ -26,6 +26,30 @@ inline float widen(Half x) {
 #endif
 }
 
+// A vector of 16-bit floats, widened.
+template <class S>
+LH_INLINE VecF load_wide(const S* p) {
+  S narrow[kLanes<float>];
+  std::memcpy(narrow, p, sizeof narrow);
+  VecF wide;
+  for (int i = 0; i < kLanes<float>; ++i) wide[i] = widen(narrow[i]);
+  return wide;
+}
+LH_INLINE VecF load(const Half* p) {
+#if defined(__AVX2__) && defined(__F16C__)
+  return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#else
+  return load_wide(p);
+#endif
+}
+LH_INLINE VecF load(const BFloat* p) {
+#if defined(__AVX2__)
+  return (VecF)(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
+#else
+  return load_wide(p);
+#endif
+}
+
 template <class D, class T>
 inline D narrow(T x) { return static_cast<D>(x); }
 template <>
@@ -63,10 +87,11 @@ LH_INLINE void with_type(Dtype dtype, F f) {
   }
 }
 
-template <class T>
-constexpr bool is_native(Dtype dtype) {
-  return dtype == (sizeof(T) == 8 ? Dtype::f64 : Dtype::f32);
-}
+template <class S>
+constexpr Dtype kDtype = std::is_same_v<S, float>    ? Dtype::f32
+                         : std::is_same_v<S, double> ? Dtype::f64
+                         : std::is_same_v<S, Half>   ? Dtype::f16
+                                                     : Dtype::bf16;
 
 // n elements at `source`, `stride` apart, as T. The source need not be aligned.
 template <class T>
@@ -78,17 +103,11 @@ inline void read_row(Dtype dtype, const char* source, Index stride, Index n, T* 
       std::memcpy(&x, source + i * static_cast<Index>(sizeof(S)), sizeof x);
       return static_cast<T>(widen(x));
     };
-    if (stride == 1) {
-      Index i = 0;
-#if defined(__F16C__)
-      if constexpr (std::is_same_v<S, Half> && std::is_same_v<T, float>)
-        for (; i + 8 <= n; i += 8)
-          store(to + i, (VecF)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(source + 2 * i))));
-#endif
-      for (; i < n; ++i) to[i] = element(i);
-    } else {
-      for (Index i = 0; i < n; ++i) to[i] = element(i * stride);
-    }
+    Index i = 0;
+    if constexpr (sizeof(S) == 2 && std::is_same_v<T, float>)
+      for (; stride == 1 && i + kLanes<T> <= n; i += kLanes<T>)
+        store(to + i, load(reinterpret_cast<const S*>(source) + i));
+    for (; i < n; ++i) to[i] = element(i * stride);
   });
 }
 

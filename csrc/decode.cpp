@@ -44,8 +44,8 @@ constexpr int kGroupRows = kLanes<T> * 2 < 8 ? kLanes<T> * 2 : 8;
 
 // Keys x Rows dot products, as sums along the lanes. Several rows share the loads of a key, and several
 // keys those of a query; with one row the keys are read one after the other, as memory prefers.
-template <int Keys, int Rows, class T>
-LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index dim,
+template <int Keys, int Rows, class S, class T>
+LH_INLINE void dot_products(const S* const (&key)[Keys], const T* query, Index dim,
                             T* const (&scores)[Keys]) {
   constexpr int W = kLanes<T>, AtOnce = Rows == 1 ? 1 : Keys, All = Keys * Rows;
   Vec<T> acc[All] = {};
@@ -72,13 +72,13 @@ LH_INLINE void dot_products(const T* const (&key)[Keys], const T* query, Index d
 }
 
 // Scores of n keys for Rows rows; the last step repeats the last key.
-template <int Rows, class T>
-inline void multiply_rows(RowBlock<T> keys, Index n, const T* query, Index dim, T* scores,
+template <int Rows, class S, class T>
+inline void multiply_rows(RowBlock<S> keys, Index n, const T* query, Index dim, T* scores,
                           Index width) {
   constexpr int Keys = Rows == 4 ? 3 : 8 / Rows;  // 8 sums hide an FMA's latency barely, 12 do
   const ReadOrder order(n);
   for (Index i = 0; i < n; i += Keys) {
-    const T* key[Keys];
+    const S* key[Keys];
     T* to[Keys];
     for (int k = 0; k < Keys; ++k) {
       const Index j = order(std::min(i + k, n - 1));
@@ -99,8 +99,8 @@ inline void look_at_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
 
 // output[row][columns] += weights[key][row] * values[key][columns] for Keys keys, Vectors vectors at a
 // time. `step` is the distance from one key's weights to the next.
-template <int Keys, int Rows, int Vectors, class T>
-LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<T> values, Index from,
+template <int Keys, int Rows, int Vectors, class S, class T>
+LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<S> values, Index from,
                                    Index columns, T* output, Index stride) {
   constexpr int W = kLanes<T>;
   for (; from + Vectors * W <= columns; from += Vectors * W) {
@@ -108,10 +108,11 @@ LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<T> val
     Vec<T> acc[Rows][Vectors];
     LH_UNROLL for (int r = 0; r < Rows; ++r)
       LH_UNROLL for (int v = 0; v < Vectors; ++v) acc[r][v] = load(to + r * stride + v * W);
-    const T *weight = weights, *value = values.data + from;
+    const T* weight = weights;
+    const S* value = values.data + from;
     LH_UNROLL for (int k = 0; k < Keys; ++k, weight += step, value += values.stride) {
       Vec<T> x[Vectors];
-      LH_UNROLL for (int v = 0; v < Vectors; ++v) x[v] = load_once(value + v * W);
+      LH_UNROLL for (int v = 0; v < Vectors; ++v) x[v] = in_register(load(value + v * W));
       LH_UNROLL for (int r = 0; r < Rows; ++r)
         LH_UNROLL for (int v = 0; v < Vectors; ++v)
           acc[r][v] = fma(splat(weight[r]), x[v], acc[r][v]);
@@ -121,8 +122,8 @@ LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<T> val
   }
   return from;
 }
-template <int Keys, int Rows, class T>
-LH_INLINE void accumulate_keys(const T* weights, Index step, RowBlock<T> values, Index columns,
+template <int Keys, int Rows, class S, class T>
+LH_INLINE void accumulate_keys(const T* weights, Index step, RowBlock<S> values, Index columns,
                                T* output, Index stride) {
   const Index at =
       accumulate_columns<Keys, Rows, 8 / Rows>(weights, step, values, 0, columns, output, stride);
@@ -131,18 +132,19 @@ LH_INLINE void accumulate_keys(const T* weights, Index step, RowBlock<T> values,
 
 // The keys from number `from` to number `to` in the order of reading: all columns of a turn before the
 // next.
-template <int Rows, class T>
-inline void accumulate_rows(const T* weights, Index width, RowBlock<T> values, ReadOrder order,
+template <int Rows, class S, class T>
+inline void accumulate_rows(const T* weights, Index width, RowBlock<S> values, ReadOrder order,
                             Index from, Index to, Index columns, T* output, Index stride) {
   for (Index i = from; i < to;) {
     const Index j = order(i);
-    const T *w = weights + j * width, *v = values.row(j);
+    const T* w = weights + j * width;
+    const S* v = values.row(j);
     if (i < order.turns()) {
-      accumulate_keys<kStreams, Rows>(w, width * order.apart, RowBlock<T>{v, values.stride * order.apart},
+      accumulate_keys<kStreams, Rows>(w, width * order.apart, RowBlock<S>{v, values.stride * order.apart},
                                       columns, output, stride);
       i += kStreams;
     } else {
-      accumulate_keys<1, Rows>(w, width, RowBlock<T>{v, values.stride}, columns, output, stride);
+      accumulate_keys<1, Rows>(w, width, RowBlock<S>{v, values.stride}, columns, output, stride);
       ++i;
     }
   }
@@ -171,7 +173,7 @@ inline void add_weights(const T* weights, Index n, Index width, const T* rescale
     case 1: return add_weights<1>(weights, n, rescale, sums);
     case 2: return add_weights<2>(weights, n, rescale, sums);
     case 4: return add_weights<4>(weights, n, rescale, sums);
-    default: return add_weights<8>(weights, n, rescale, sums);
+    default: return add_weights<kGroupRows<T>>(weights, n, rescale, sums);
   }
 }
 
@@ -180,7 +182,8 @@ class Decode {
  public:
   explicit Decode(const Problem& problem)
       : p(problem), rows(p.group() * p.queries), groups((rows + kGroupRows<T> - 1) / kGroupRows<T>),
-        block(groups == 1 && is_native<T>(p.key.dtype) ? kStreamKeys : kCachedKeys),
+        once(groups == 1 && p.key_dim % kLanes<T> == 0 && p.value_dim % kLanes<T> == 0),
+        in_place(once && can_read_in_place()), block(once ? kStreamKeys : kCachedKeys),
         split_keys(split_size(p)),
         splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
         key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)) {
@@ -216,10 +219,22 @@ class Decode {
   };
 
   const Problem& p;
-  const Index rows, groups, block, split_keys, splits, key_stride, value_stride;
+  const Index rows, groups;
+  const bool once;  // by its shape, keys and values need not be copied and are read once
+  const bool in_place;  // and their layout allows it; else they are copied, a block at a time
+  const Index block, split_keys, splits, key_stride, value_stride;
   alignas(64) char few_[8192];  // a tiny call would feel an allocation
   char* parts_ = few_;
 
+  bool can_read_in_place() const {
+    bool all = false;
+    with_type(p.key.dtype, [&](auto* type) {
+      using S = std::remove_pointer_t<decltype(type)>;
+      all = RowsIn(p.key, 0, 0).are<S>(p.key_dim, kLanes<T>) &&
+            RowsIn(p.value, 0, 0).are<S>(p.value_dim, kLanes<T>);
+    });
+    return all;
+  }
   static Index padded(Index n) { return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>; }
   // Waking a thread takes longer than a few thousand multiply-adds.
   int work_threads() const {
@@ -235,16 +250,16 @@ class Decode {
 
   void read_keys(Index batch, Index kv_head, Index split) {
     Workspace& workspace = thread_workspace();
-    const Index query_room = kGroupRows<T> * key_stride;
+    const Index query_room = kGroupRows<T> * key_stride, copied = in_place ? 0 : block;
     workspace.reserve(TileBuffer<T>::room(p, block) + Workspace::room<T>(groups * query_room) +
-                      Workspace::room<T>(block * key_stride) +
-                      Workspace::room<T>(block * value_stride) +
+                      Workspace::room<T>(copied * key_stride) +
+                      Workspace::room<T>(copied * value_stride) +
                       Workspace::room<T>(block * kMaxLanes<T>) +
                       Workspace::room<T>(kGroupRows<T> * value_stride));
     const TileBuffer<T> buffer(p, block, workspace);
     T* queries = workspace.take<T>(groups * query_room);
-    T* key_scratch = workspace.take<T>(block * key_stride);
-    T* value_scratch = workspace.take<T>(block * value_stride);
+    T* key_scratch = workspace.take<T>(copied * key_stride);
+    T* value_scratch = workspace.take<T>(copied * value_stride);
     T* factors = workspace.take<T>(block * kMaxLanes<T>);
     T* block_sum = workspace.take<T>(kGroupRows<T> * value_stride);
     std::fill_n(queries, groups * query_room, T{0});
@@ -285,25 +300,35 @@ class Decode {
     to = std::min(to, (split + 1) * split_keys);
     for (Index k = from / block * block; k < to; k += block) {
       const Index first = std::max(k, from), end = std::min(k + block, to);
-      const RowBlock<T> keys = stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch);
-      const RowBlock<T> values =
-          stage(value_rows, first, end, p.value_dim, kLanes<T>, true, value_scratch);
-      for (Index g = 0; g < groups; ++g) {
-        Part& w = part(batch, kv_head, split, g);
-        ScoreTile<T> tile;
-        if (!prepare_tile(p, w.panel, first, end, buffer, tile)) continue;
-        const RowBlock<T> tile_keys{keys.row(tile.first - first), keys.stride};
-        const RowBlock<T> tile_values{values.row(tile.first - first), values.stride};
-        const T* q = queries + g * query_room;
-        with_vectors(w.panel.vectors, [&](auto vectors) {
-          if constexpr (vectors <= 2) {
-            if (p.health)
-              attend<vectors, true>(w, tile, q, tile_keys, tile_values, factors, block_sum);
-            else
-              attend<vectors, false>(w, tile, q, tile_keys, tile_values, factors, block_sum);
-          }
+      auto attend_block = [&](auto keys, auto values) {
+        for (Index g = 0; g < groups; ++g) {
+          Part& w = part(batch, kv_head, split, g);
+          ScoreTile<T> tile;
+          if (!prepare_tile(p, w.panel, first, end, buffer, tile)) continue;
+          decltype(keys) tile_keys{keys.row(tile.first - first), keys.stride};
+          decltype(values) tile_values{values.row(tile.first - first), values.stride};
+          const T* q = queries + g * query_room;
+          with_vectors(w.panel.vectors, [&](auto vectors) {
+            if constexpr (vectors <= 2) {
+              if (p.health)
+                attend<vectors, true>(w, tile, q, tile_keys, tile_values, factors, block_sum);
+              else
+                attend<vectors, false>(w, tile, q, tile_keys, tile_values, factors, block_sum);
+            }
+          });
+        }
+      };
+      if (in_place)
+        with_type(p.key.dtype, [&](auto* type) {
+          using S = std::remove_pointer_t<decltype(type)>;
+          if constexpr (std::is_same_v<decltype(widen(S{})), T>)
+            attend_block(RowBlock<S>{reinterpret_cast<const S*>(key_rows.row(first)), key_rows.row_stride},
+                         RowBlock<S>{reinterpret_cast<const S*>(value_rows.row(first)),
+                                     value_rows.row_stride});
         });
-      }
+      else
+        attend_block(stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch),
+                     stage(value_rows, first, end, p.value_dim, kLanes<T>, true, value_scratch));
     }
   }
 
@@ -315,9 +340,9 @@ class Decode {
     for (int r = 0; r < n; r += 4) f(std::integral_constant<int, 4>{}, r);
   }
 
-  template <int Vectors, bool Measured>
-  void attend(Part& w, ScoreTile<T>& tile, const T* query, RowBlock<T> keys,
-              RowBlock<T> values, T* factors, T* block_sum) {
+  template <int Vectors, bool Measured, class S>
+  void attend(Part& w, ScoreTile<T>& tile, const T* query, RowBlock<S> keys,
+              RowBlock<S> values, T* factors, T* block_sum) {
     constexpr int W = kLanes<T>;
     const Index width = tile_width(w.panel, tile);
     // Lanes that no row uses hold numbers that nobody looks at; they must only be finite.
@@ -428,7 +453,8 @@ class Decode {
   }
 
   // The same sums, leaving out hidden values that hold a NaN or an infinity (see forward.cpp).
-  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<T> values,
+  template <class S>
+  void accumulate_seen(const Part& w, const ScoreTile<T>& tile, RowBlock<S> values,
                        ReadOrder order, Index from, Index to, T* sums) {
     constexpr int W = kLanes<T>;
     const Index width = w.panel.width;

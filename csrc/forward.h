@@ -32,15 +32,16 @@ LH_INLINE Vec<T> row_lse(Vec<T> top, Vec<T> sum) {
 }
 
 // No element of rows [from, to) is NaN or infinite.
-template <class T>
-inline bool all_finite(RowBlock<T> rows, Index from, Index to, Index columns) {
+template <class S>
+inline bool all_finite(RowBlock<S> rows, Index from, Index to, Index columns) {
+  using T = decltype(widen(S{}));
   constexpr int W = kLanes<T>;
   Vec<T> probe = {};  // x·0 is NaN for those, and NaN stays
   T rest = 0;
   for (Index i = from; i < to; ++i) {
     Index c = 0;
     for (; c + W <= columns; c += W) probe = fma(load(rows.row(i) + c), Vec<T>{}, probe);
-    for (; c < columns; ++c) rest += rows.row(i)[c] * T{0};
+    for (; c < columns; ++c) rest += widen(rows.row(i)[c]) * T{0};
   }
   return sum<T>(probe) + rest == T{0};
 }

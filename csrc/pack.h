@@ -56,6 +56,12 @@ struct RowsIn {
   const char* row(Index i) const {
     return data + i * row_stride * static_cast<Index>(size_of(dtype));
   }
+  // Are these rows of S, each a multiple of `pad` long without gaps?
+  template <class S>
+  bool are(Index columns, Index pad) const {
+    return dtype == kDtype<S> && (column_stride == 1 || columns <= 1) && columns % pad == 0 &&
+           reinterpret_cast<std::uintptr_t>(data) % alignof(S) == 0;
+  }
 };
 
 // Rows that are a multiple of 512 bytes apart share a few sets of the L1 cache, and push each other out
@@ -74,12 +80,9 @@ constexpr Index spread(Index stride) {
 template <class T>
 inline RowBlock<T> stage(const RowsIn& from, Index first, Index last, Index columns, Index pad,
                          bool any_stride, T* scratch, bool spread_out = false) {
-  const bool unit = from.column_stride == 1 || columns <= 1;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(from.data) % alignof(T) == 0;
   Index stride = (columns + pad - 1) / pad * pad;
   if (spread_out) stride = spread<T>(stride);
-  if (is_native<T>(from.dtype) && unit && aligned && columns % pad == 0 &&
-      (any_stride || from.row_stride == stride))
+  if (from.are<T>(columns, pad) && (any_stride || from.row_stride == stride))
     return {reinterpret_cast<const T*>(from.row(first)), from.row_stride};
   for (Index i = first; i < last; ++i) {
     T* to = scratch + (i - first) * stride;
@@ -116,7 +119,7 @@ template <class T>
 inline void unpack_lanes(const T* from, Index width, const T* factor, Index n, Index columns,
                          const RowsIn& rows, T* scratch) {
   constexpr int W = kLanes<T>;
-  const bool direct = is_native<T>(rows.dtype) && rows.column_stride == 1;
+  const bool direct = rows.dtype == kDtype<T> && rows.column_stride == 1;
   for (Index lane = 0; lane < n; lane += W) {
     const int valid = n - lane < W ? static_cast<int>(n - lane) : W;
     T* target[W];

@@ -65,18 +65,17 @@ template <class T>
 LH_INLINE Vec<T> load(const T* p) {
   return *reinterpret_cast<const typename AnywhereOf<T>::type*>(p);
 }
-// A load for several uses. GCC would load again for each of two, to save the instruction.
 template <class T>
-LH_INLINE Vec<T> load_once(const T* p) {
-  Vec<T> v = load(p);
+LH_INLINE void store(T* p, Vec<T> v) {
+  *reinterpret_cast<typename AnywhereOf<T>::type*>(p) = v;
+}
+// A vector for several uses. GCC would load it again for each of two, to save an instruction.
+template <class V>
+LH_INLINE V in_register(V v) {
 #if defined(__SSE2__)
   asm("" : "+x"(v));
 #endif
   return v;
-}
-template <class T>
-LH_INLINE void store(T* p, Vec<T> v) {
-  *reinterpret_cast<typename AnywhereOf<T>::type*>(p) = v;
 }
 template <class T>
 LH_INLINE Vec<T> splat(T x) {

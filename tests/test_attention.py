@@ -177,8 +177,11 @@ def test_batch_dimensions_that_do_not_collapse(path):
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_layouts_change_no_bit(layout, dtype, path):
-    q, k, v = call(path, dtype)
+@pytest.mark.parametrize(
+    "shape", [{}, {"kv_heads": 4, "size": 1300, "dv": 16}], ids=["short", "long"]
+)
+def test_memory_layouts_change_no_bit(shape, layout, dtype, path):
+    q, k, v = call(path, dtype, **shape)
     place = LAYOUTS[layout]
     moved = [place(x) for x in (q, k, v)]
     if layout == "misaligned":
@@ -189,6 +192,22 @@ def test_memory_layouts_change_no_bit(layout, dtype, path):
     a, b = lh.attention(q, k, v, causal=True), lh.attention(*moved, causal=True)
     assert same_bits(a, b)
     assert all(same_bits(x, y) for x, y in zip(moved, before, strict=True)), "an input was written"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [np.dtype("float16"), BFLOAT16], ids=str)
+@pytest.mark.parametrize("d", [16, 20])
+def test_16_bit_floats_are_widened_and_nothing_else(d, dtype, path):
+    q, k, v = call(path, dtype, kv_heads=4, size=1300, d=d, dv=d)
+    k[..., -70:, :], v[..., -70:, :] = np.inf, np.nan
+    lengths = [1230, 1100, 1]
+    wide = [x.astype(np.float32) for x in (q, k, v)]
+    got = lh.attention(q, k, v, key_lengths=lengths, return_lse=True, return_health=True)
+    want = lh.attention(*wide, key_lengths=lengths, return_lse=True, return_health=True)
+    assert np.isfinite(got.lse).all()
+    assert same_bits(got.output, want.output.astype(dtype))
+    assert same_bits(got.lse, want.lse)
+    assert got.health.to_dict() == want.health.to_dict()
 
 
 @pytest.mark.parametrize("path", PATHS)
