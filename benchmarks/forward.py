@@ -36,8 +36,8 @@ class ForwardResult:
     limit: Limit  # measured in every round of the race
     seconds: float = float("nan")
     health_seconds: float = float("nan")
-    # The best of many more calls, these two in turn: what health costs is less than what the machine's
-    # moods do, and only neighbours in time share them.
+    # The best of many more calls, these two in turn: health costs less than the machine's moods do,
+    # and only neighbours in time share them.
     alone_seconds: float = float("nan")
     alone_health_seconds: float = float("nan")
     peers: list[PeerTime] = field(default_factory=list)  # the fastest first
