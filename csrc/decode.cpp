@@ -220,8 +220,8 @@ class Decode {
 
   const Problem& p;
   const Index rows, groups;
-  const bool once;  // by its shape, keys and values need not be copied and are read once
-  const bool in_place;  // and their layout allows it; else they are copied, a block at a time
+  const bool once;  // the shape lets keys and values be read once, without a copy
+  const bool in_place;  // and so does their layout; else they are copied, a block at a time
   const Index block, split_keys, splits, key_stride, value_stride;
   alignas(64) char few_[8192];  // a tiny call would feel an allocation
   char* parts_ = few_;
@@ -322,9 +322,7 @@ class Decode {
         with_type(p.key.dtype, [&](auto* type) {
           using S = std::remove_pointer_t<decltype(type)>;
           if constexpr (std::is_same_v<decltype(widen(S{})), T>)
-            attend_block(RowBlock<S>{reinterpret_cast<const S*>(key_rows.row(first)), key_rows.row_stride},
-                         RowBlock<S>{reinterpret_cast<const S*>(value_rows.row(first)),
-                                     value_rows.row_stride});
+            attend_block(key_rows.from<S>(first), value_rows.from<S>(first));
         });
       else
         attend_block(stage(key_rows, first, end, p.key_dim, kLanes<T>, true, key_scratch),

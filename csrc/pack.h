@@ -44,7 +44,7 @@ LH_INLINE void transpose(V (&r)[N]) {
 }
 #endif
 
-// Rows of one dtype in memory. `row(i)` is valid where the rows are T with unit column stride.
+// Rows of one dtype in memory.
 struct RowsIn {
   const char* data;
   Dtype dtype;
@@ -62,6 +62,10 @@ struct RowsIn {
     return dtype == kDtype<S> && (column_stride == 1 || columns <= 1) && columns % pad == 0 &&
            reinterpret_cast<std::uintptr_t>(data) % alignof(S) == 0;
   }
+  template <class S>
+  RowBlock<S> from(Index first) const {
+    return {reinterpret_cast<const S*>(row(first)), row_stride};
+  }
 };
 
 // Rows that are a multiple of 512 bytes apart share a few sets of the L1 cache, and push each other out
@@ -72,21 +76,21 @@ constexpr Index spread(Index stride) {
   return stride % (8 * line) == 0 ? stride + line : stride;
 }
 
-// Rows [first, last) of `from` as T, numbered from 0: a view where memory already is that, else a
+// Rows [first, last) as T, numbered from 0: a view where memory already is that, else a
 // copy. `scratch` has room for all of them with a stride of `columns` rounded up to `pad`, which is
 // spread() if that is asked for; a copy fills the padding with zeros. A view is taken only if the
 // stride is as it would be in the copy, or any if `any_stride`: rows far apart collide in the caches
 // too when they are read more than once.
 template <class T>
-inline RowBlock<T> stage(const RowsIn& from, Index first, Index last, Index columns, Index pad,
+inline RowBlock<T> stage(const RowsIn& rows, Index first, Index last, Index columns, Index pad,
                          bool any_stride, T* scratch, bool spread_out = false) {
   Index stride = (columns + pad - 1) / pad * pad;
   if (spread_out) stride = spread<T>(stride);
-  if (from.are<T>(columns, pad) && (any_stride || from.row_stride == stride))
-    return {reinterpret_cast<const T*>(from.row(first)), from.row_stride};
+  if (rows.are<T>(columns, pad) && (any_stride || rows.row_stride == stride))
+    return rows.from<T>(first);
   for (Index i = first; i < last; ++i) {
     T* to = scratch + (i - first) * stride;
-    read_row(from.dtype, from.row(i), from.column_stride, columns, to);
+    read_row(rows.dtype, rows.row(i), rows.column_stride, columns, to);
     for (Index c = columns; c < stride; ++c) to[c] = 0;
   }
   return {scratch, stride};
