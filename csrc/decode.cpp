@@ -10,8 +10,8 @@ namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
 // Keys a block: many, as going from the stream of keys to that of values and back costs time, but few
-// where a block is read more than once and must stay in the L2 cache. Weighted values are summed up
-// by so many keys, as shorter chains round less.
+// where a block is copied or read more than once and must stay in the L2 cache. Weighted values are
+// summed up by so many keys, as shorter chains round less.
 constexpr Index kStreamKeys = 1024, kCachedKeys = 128, kSumKeys = 128;
 
 // Parts into which a sequence's keys are split: enough for many cores, but not below 512 keys, and
@@ -123,8 +123,8 @@ LH_INLINE Index accumulate_columns(const T* weights, Index step, RowBlock<S> val
   return from;
 }
 template <int Keys, int Rows, class S, class T>
-LH_INLINE void accumulate_keys(const T* weights, Index step, RowBlock<S> values, Index columns,
-                               T* output, Index stride) {
+LH_INLINE void add_keys(const T* weights, Index step, RowBlock<S> values, Index columns, T* output,
+                        Index stride) {
   const Index at =
       accumulate_columns<Keys, Rows, 8 / Rows>(weights, step, values, 0, columns, output, stride);
   accumulate_columns<Keys, Rows, 1>(weights, step, values, at, columns, output, stride);
@@ -140,11 +140,11 @@ inline void accumulate_rows(const T* weights, Index width, RowBlock<S> values, R
     const T* w = weights + j * width;
     const S* v = values.row(j);
     if (i < order.turns()) {
-      accumulate_keys<kStreams, Rows>(w, width * order.apart, RowBlock<S>{v, values.stride * order.apart},
-                                      columns, output, stride);
+      add_keys<kStreams, Rows>(w, width * order.apart, RowBlock<S>{v, values.stride * order.apart},
+                               columns, output, stride);
       i += kStreams;
     } else {
-      accumulate_keys<1, Rows>(w, width, RowBlock<S>{v, values.stride}, columns, output, stride);
+      add_keys<1, Rows>(w, width, RowBlock<S>{v, values.stride}, columns, output, stride);
       ++i;
     }
   }
