@@ -4,9 +4,15 @@
 //
 // tile by tile: P comes back as 2^(score - lse), so nothing of size L×S is kept. Slabs of queries
 // go over all keys; dQ is complete when its slab is done, dK and dV when all slabs are.
+//
+// The lse is rounded, and its rounding error is a relative error of P. It does not matter while the lse
+// is small. Panels with a large one are normalised anew: a pass of their own over the keys finds their
+// rows' maxima, sums and δ, and P = 2^(score - maximum) / sum. Heads with a very large one are
+// differentiated in float64.
 #include "backward.h"
 
 #include <memory>
+#include <vector>
 
 #include "forward.h"
 #include "threads.h"
@@ -17,6 +23,10 @@ namespace {
 constexpr Index kSlabPanels = 4;  // long enough sums over queries for dK and dV
 constexpr Index kMaxChunks = 8;   // parts of dK and dV that are summed up in order
 constexpr Index kChunkSlabs = 4;
+
+// An lse up to this size is trusted: half a unit in its last place is then at most 2^-21 in float32. One
+// of 2048 standard normal scores is 8.
+constexpr double kTrustedLse = 16;
 
 struct Free {
   void operator()(void* p) const { std::free(p); }
@@ -33,7 +43,7 @@ Buffer<T> zeros(Index n) {
 // Asks for n numbers that are about to be added to, ahead of time: they are met in strips of columns, and
 // the CPU does not see that coming.
 template <class T>
-void request(const T* at, Index n) {
+void prefetch(const T* at, Index n) {
   for (const T* end = at + n; at < end; at += 64 / sizeof(T)) __builtin_prefetch(at, 1, 2);
 }
 
@@ -46,34 +56,38 @@ class Backward {
         block(std::clamp<Index>(64 * 1024 / (std::max(p.key_dim, p.value_dim) * Index(sizeof(T))) /
                                     16 * 16, 32, 128)),
         key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
+        sets_aside(p.keys > kSumBlocks * block),
         grad_sums(zeros<double>(p.batch * p.heads * chunks * kGradSums)) {}
 
   // Which thread does what depends on the number of threads; the order of sums does not: dK and dV
   // are always the sum over the same chunks of queries, in order.
   void run() {
     const Index groups = p.batch * p.kv_heads;
+    if (groups >= p.threads || chunks == 1)
+      parallel_for(groups, p.threads, [&](Index group) { run_group(group, 1); });
+    else
+      for (Index group = 0; group < groups; ++group) run_group(group, p.threads);
+  }
+
+  void run_group(Index group, int threads) {
+    if (sizeof(T) == 4 && has_large_scores(group))
+      return Backward<double>(p).run_group(group, threads);
     const Index part = p.keys * (key_stride + value_stride);
-    if (groups >= p.threads || chunks == 1) {
-      parallel_for(groups, p.threads, [&](Index group) {
-        Buffer<T> total = zeros<T>(part), next;
-        run_chunk(group, 0, total.get());
-        for (Index c = 1; c < chunks; ++c) {
-          next = zeros<T>(part);
-          run_chunk(group, c, next.get());
-          add(total.get(), next.get(), part);
-        }
-        write(group, total.get(), 0, p.keys);
-      });
-    } else {
-      for (Index group = 0; group < groups; ++group) {
-        Buffer<T> parts = zeros<T>(part * chunks);
-        parallel_for(chunks, p.threads, [&](Index c) { run_chunk(group, c, parts.get() + c * part); });
-        for (Index c = 1; c < chunks; ++c) add(parts.get(), parts.get() + c * part, part);
-        write(group, parts.get(), 0, p.keys);
+    Buffer<T> total = zeros<T>(threads > 1 ? part * chunks : part), next;
+    if (threads > 1)
+      parallel_for(chunks, threads, [&](Index c) { run_chunk(group, c, total.get() + c * part); });
+    else
+      run_chunk(group, 0, total.get());
+    for (Index c = 1; c < chunks; ++c) {
+      if (threads == 1) {
+        next = zeros<T>(part);
+        run_chunk(group, c, next.get());
       }
+      add(total.get(), threads > 1 ? total.get() + c * part : next.get(), part);
     }
-    if (!p.grad_health) return;
-    for (Index i = 0; i < p.batch * p.heads; ++i)
+    write(group, total.get(), 0, p.keys);
+    const Index first = group * p.group();
+    for (Index i = first; p.grad_health && i < first + p.group(); ++i)
       for (int f = 0; f < kGradSums; ++f) {
         double& sum = p.grad_health[i * kGradSums + f] = 0;
         for (Index c = 0; c < chunks; ++c) sum += grad_sums.get()[(i * chunks + c) * kGradSums + f];
@@ -84,7 +98,10 @@ class Backward {
   const Problem& p;
   const PanelCut<T> cut;
   const Index slabs, chunks, block, key_stride, value_stride;
+  const bool sets_aside;  // so many keys that sums of blocks are set aside now and then
   Buffer<double> grad_sums;  // (batch, head, chunk, kGradSums)
+
+  static constexpr double kMost = std::numeric_limits<T>::max();
 
   static Index padded(Index n) { return (n + kLanes<T> - 1) / kLanes<T> * kLanes<T>; }
 
@@ -110,8 +127,11 @@ class Backward {
     T* query[kSlabPanels];       // packed, in units of ln 2
     T* grad[kSlabPanels];        // packed dO
     T* grad_query[kSlabPanels];  // [key_dim][width]
+    T* aside[kSlabPanels];       // sums of many blocks of it, if sets_aside
     RowBlock<T> query_rows, grad_rows;
-    alignas(64) T shift[kSlabPanels * kMaxLanes<T>];  // lse in units of ln 2
+    alignas(64) T lse[kSlabPanels * kMaxLanes<T>];
+    alignas(64) T shift[kSlabPanels * kMaxLanes<T>];  // P = 2^(score - shift)·inverse
+    alignas(64) T inverse[kSlabPanels * kMaxLanes<T>];
     alignas(64) T delta[kSlabPanels * kMaxLanes<T>];
     T *weights, *grad_scores;  // [key][slab width]
     T *grad_weights, *slope, *factors;  // [key][panel width]
@@ -128,7 +148,7 @@ class Backward {
         Workspace::room<Slab>(1) + TileBuffer<T>::room(p, block) +
         kSlabPanels * (Workspace::room<T>(lanes * p.key_dim) +
                        Workspace::room<T>(lanes * p.value_dim) +
-                       Workspace::room<T>(lanes * query_rows)) +
+                       Workspace::room<T>(lanes * query_rows) * (1 + sets_aside)) +
         Workspace::room<T>(slab_lanes * spread<T>(key_stride)) +
         2 * Workspace::room<T>(slab_lanes * spread<T>(value_stride)) +
         2 * Workspace::room<T>(block * slab_lanes) +
@@ -142,6 +162,7 @@ class Backward {
       slab.query[i] = workspace.take<T>(lanes * p.key_dim);
       slab.grad[i] = workspace.take<T>(lanes * p.value_dim);
       slab.grad_query[i] = workspace.take<T>(lanes * query_rows);
+      slab.aside[i] = sets_aside ? workspace.take<T>(lanes * query_rows) : slab.grad_query[i];
     }
     T* query_scratch = workspace.take<T>(slab_lanes * spread<T>(key_stride));
     T* grad_scratch = workspace.take<T>(slab_lanes * spread<T>(value_stride));
@@ -163,6 +184,11 @@ class Backward {
       slab.head = kv_head * p.group() + s / slabs;
       slab.sums = grad_sums.get() + ((batch * p.heads + slab.head) * chunks + c) * kGradSums;
       load_slab(slab, s % slabs, query_scratch, grad_scratch, output_scratch, query_rows);
+      for (Index i = 0, at = 0; i < slab.panels; at += slab.panel[i++].width)
+        if (distrusts(slab.lse + at, slab.panel[i].n))
+          with_vectors(slab.panel[i].vectors, [&](auto vectors) {
+            normalise<vectors>(slab, i, at, buffer, key_rows, value_rows, key_scratch, value_scratch);
+          });
       Index from = p.keys, to = 0;
       for (Index i = 0; i < slab.panels; ++i) {
         if (slab.panel[i].first >= slab.panel[i].last) continue;
@@ -176,16 +202,19 @@ class Backward {
         const RowBlock<T> values = stage(value_rows, first, end, p.value_dim, 1, false, value_scratch);
         T* grad_keys = part + first * key_stride;
         T* grad_values = part + p.keys * key_stride + first * value_stride;
-        request(grad_keys, (end - first) * key_stride);
-        request(grad_values, (end - first) * value_stride);
+        prefetch(grad_keys, (end - first) * key_stride);
+        prefetch(grad_values, (end - first) * value_stride);
+        checkpoint();
         run_block(slab, first, end, keys, values, buffer, grad_keys, grad_values);
+        if (sets_aside && (k / block + 1) % kSumBlocks == 0) set_aside(slab, query_rows);
       }
+      if (sets_aside) set_aside(slab, query_rows);
       alignas(64) T ones[lanes];
       std::fill_n(ones, lanes, T{1});
       for (Index i = 0; i < slab.panels; ++i) {
         RowsIn out(p.grad_query, batch, slab.head);
         out.data = out.row(slab.panel[i].query[0]);
-        unpack_lanes(slab.grad_query[i], slab.panel[i].width, ones, slab.panel[i].n, p.key_dim, out,
+        unpack_lanes(slab.aside[i], slab.panel[i].width, ones, slab.panel[i].n, p.key_dim, out,
                      unpack_scratch);
       }
     }
@@ -212,29 +241,116 @@ class Backward {
         stage(grad, slab.first, last, p.value_dim, kLanes<T>, false, grad_scratch, true);
     const RowBlock<T> outputs =
         stage(output, slab.first, last, p.value_dim, kLanes<T>, true, output_scratch);
-    const T scale = static_cast<T>(p.scale_of(slab.head) * kLog2e);
-    const T* lse = static_cast<const T*>(p.lse) +
-                   (slab.batch * p.heads + slab.head) * p.queries + slab.first;
+    for (Index r = 0; r < slab.rows; ++r)
+      slab.lse[r] = lse_of((slab.batch * p.heads + slab.head) * p.queries + slab.first + r);
     std::fill_n(slab.shift, slab.width, kInf<T>);  // weights of lanes without a row are 0
+    std::fill_n(slab.inverse, slab.width, T{1});
     std::fill_n(slab.delta, slab.width, T{0});
     for (Index r = 0; r < slab.rows; ++r) {
-      slab.shift[r] = lse[r] == -kInf<T> ? kInf<T> : lse[r] * static_cast<T>(kLog2e);
+      if (slab.lse[r] != -kInf<T>) {  // in units of ln 2; the inverse makes up for the rounding
+        const double exact = double{slab.lse[r]} * kLog2e;
+        slab.shift[r] = static_cast<T>(exact);
+        if (std::abs(exact) < kInf<T>) slab.inverse[r] -= static_cast<T>((exact - slab.shift[r]) * kLn2);
+      }
       Vec<T> dot = {};
       for (Index c = 0; c < value_stride; c += kLanes<T>)
         dot = fma(load(slab.grad_rows.row(r) + c), load(outputs.row(r) + c), dot);
       slab.delta[r] = sum<T>(dot);
     }
     for (Index i = 0, row = 0; i < slab.panels; row += slab.panel[i++].n) {
-      const Panel<T>& panel = slab.panel[i];
+      Panel<T>& panel = slab.panel[i];
       const Index width = panel.width;
-      pack_lanes({slab.query_rows.row(row), slab.query_rows.stride}, panel.n, p.key_dim, scale,
-                 slab.query[i], width, width);
+      panel.set_scale(p, distrusts(slab.lse + row, panel.n));
+      pack_lanes({slab.query_rows.row(row), slab.query_rows.stride}, panel.n, p.key_dim,
+                 panel.query_factor(p, slab.head), slab.query[i], width, width);
       pack_lanes({slab.grad_rows.row(row), slab.grad_rows.stride}, panel.n, p.value_dim, T{1},
                  slab.grad[i], width, width);
-      std::fill_n(slab.grad_query[i], query_rows * width, T{0});
+      for (T* sums : {slab.grad_query[i], slab.aside[i]}) std::fill_n(sums, query_rows * width, T{0});
     }
     slab.finite = all_finite(slab.query_rows, 0, slab.rows, p.key_dim) &&
                   all_finite(slab.grad_rows, 0, slab.rows, p.value_dim);
+  }
+
+  T lse_of(Index row) const {
+    if (p.query.dtype == Dtype::f64) return static_cast<T>(static_cast<const double*>(p.lse)[row]);
+    return static_cast<const float*>(p.lse)[row];
+  }
+  bool has_large_scores(Index group) const {
+    for (Index row = group * p.group() * p.queries, n = p.group() * p.queries; n > 0; ++row, --n)
+      if (lse_of(row) > T{kLargestFloatScore} && lse_of(row) < kInf<T>) return true;
+    return false;
+  }
+
+  // Is one of n rows' lse no good here? It may be large; or of lower precision; or of decode, which adds up
+  // its scores in another order, so that they are not quite those that are made here.
+  bool distrusts(const T* lse, Index n) const {
+    const bool other = p.queries <= kDecodeQueries || (sizeof(T) == 8 && p.query.dtype != Dtype::f64);
+    const T trusted = other ? T{0} : T{kTrustedLse};
+    return std::any_of(lse, lse + n, [&](T x) {
+      return std::abs(x) > trusted && std::abs(x) < kInf<T>;
+    });
+  }
+
+  // Finds shift, inverse and δ of a panel's rows by a pass over its keys.
+  template <int Vectors>
+  void normalise(Slab& slab, Index i, Index at, const TileBuffer<T>& buffer, const RowsIn& key_rows,
+                 const RowsIn& value_rows, T* key_scratch, T* value_scratch) {
+    constexpr int W = kLanes<T>;
+    constexpr Index width = Vectors * W;
+    const Panel<T>& panel = slab.panel[i];
+    RowState<T> state;
+    state.start(p, panel, false);
+    alignas(64) T rescale[width], delta[width] = {};  // Σ e·dP
+    for (Index k = panel.first / block * block; k < panel.last; k += block) {
+      checkpoint();
+      ScoreTile<T> tile;
+      if (!prepare_tile(p, panel, k, std::min(k + block, panel.last), buffer, tile)) continue;
+      const Index end = tile.first + tile.n;
+      const RowBlock<T> keys = stage(key_rows, tile.first, end, p.key_dim, 1, true, key_scratch);
+      const RowBlock<T> values = stage(value_rows, tile.first, end, p.value_dim, 1, true, value_scratch);
+      Seen<Vectors, T> seen;
+      score_tile<Vectors>(p, panel, tile, keys, slab.query[i], seen);
+      dress_tile<Vectors, false>(p, panel, tile, seen, state);
+      T* const dp = slab.grad_weights;
+      multiply_weight_grads<Vectors>(slab, i, tile, values);
+      if (tile.hides)  // a hidden value may be NaN
+        for (Index x = 0; x < tile.n * width; x += W)
+          store(dp + x, select<T>(load(tile.scores + x) == -kInf<T>, Vec<T>{}, load(dp + x)));
+      softmax_step<Vectors, false>(panel, tile, seen, state, rescale);
+      for (int v = 0; v < Vectors; ++v) {
+        Vec<T> sum = {};
+        for (Index x = v * W; x < tile.n * width; x += width)
+          sum = fma(load(tile.scores + x), load(dp + x), sum);
+        store(delta + v * W, fma(load(delta + v * W), load(rescale + v * W), sum));
+      }
+    }
+    for (int lane = 0; lane < panel.n; ++lane) {
+      if (slab.lse[at + lane] == -kInf<T>) continue;  // sees nothing
+      slab.shift[at + lane] = state.max[lane];
+      slab.inverse[at + lane] = T{1} / state.sum[lane];
+      slab.delta[at + lane] = delta[lane] / state.sum[lane];
+    }
+  }
+
+  // dP of a panel's tile, with what dropout leaves of it.
+  template <int Vectors>
+  void multiply_weight_grads(Slab& slab, Index i, const ScoreTile<T>& tile, RowBlock<T> values) {
+    constexpr int W = kLanes<T>;
+    Seen<Vectors, T> ignored;
+    multiply_scores<Vectors>(values, 0, tile.n, slab.grad[i], p.value_dim, slab.grad_weights, ignored);
+    if (p.dropout == 0) return;
+    dropout_factors(p, slab.panel[i], tile.first, tile.n, slab.factors);
+    for (Index x = 0; x < tile.n * Vectors * W; x += W)
+      store(slab.grad_weights + x, load(slab.grad_weights + x) * load(slab.factors + x));
+  }
+
+  // Adds dQ to what was set aside, and lets it begin anew.
+  static void set_aside(Slab& slab, Index query_rows) {
+    for (Index i = 0; i < slab.panels; ++i) {
+      const Index n = query_rows * slab.panel[i].width;
+      add(slab.aside[i], slab.grad_query[i], n);
+      std::fill_n(slab.grad_query[i], n, T{0});
+    }
   }
 
   // Keys [first, end) and all queries of the slab.
@@ -282,34 +398,44 @@ class Backward {
                     grad_values + offset * value_stride, value_stride);
     accumulate_keys(grad_scores, slab.width, n, slab.query_rows, slab.rows, key_stride,
                     grad_keys + offset * key_stride, key_stride);
+    alignas(64) T ones[kMaxLanes<T>];
+    std::fill_n(ones, kMaxLanes<T>, T{1});
     for (Index i = 0, at = 0; i < slab.panels; at += slab.panel[i++].width)
       if (part[i].seen)
         with_vectors(slab.panel[i].vectors, [&](auto vectors) {
-          accumulate_lanes<vectors>(seen_keys, n, p.key_dim, grad_scores + at, slab.width,
+          accumulate_lanes<vectors>(seen_keys, n, p.key_dim, grad_scores + at, slab.width, ones,
                                     slab.grad_query[i]);
         });
   }
 
-  // The same three sums, leaving out pairs of weight 0, where the rows hold a NaN or an infinity
-  // that hidden pairs must not pass on.
+  // The same three sums in the same order, leaving out pairs of weight 0, where the rows hold a NaN or
+  // an infinity that hidden pairs must not pass on.
   void accumulate_seen(Slab& slab, Index offset, Index n, RowBlock<T> keys, T* grad_keys,
                        T* grad_values) {
-    for (Index j = 0; j < n; ++j)
-      for (Index i = 0, at = 0; i < slab.panels; at += slab.panel[i++].width)
-        for (Index lane = 0; lane < slab.panel[i].n; ++lane) {
-          const T weight = slab.weights[(offset + j) * slab.width + at + lane];
-          const T grad = slab.grad_scores[(offset + j) * slab.width + at + lane];
-          if (weight == T{0} && grad == T{0}) continue;
-          auto add_row = [](T factor, const T* from, T* to, Index count, Index step) {
-            for (Index c = 0; c < count; ++c)
-              to[c * step] = fma(splat(factor), splat(from[c]), splat(to[c * step]))[0];
-          };
-          add_row(weight, slab.grad_rows.row(at + lane), grad_values + (offset + j) * value_stride,
-                  p.value_dim, 1);
-          add_row(grad, slab.query_rows.row(at + lane), grad_keys + (offset + j) * key_stride,
-                  p.key_dim, 1);
-          add_row(grad, keys.row(j), slab.grad_query[i] + lane, p.key_dim, slab.panel[i].width);
-        }
+    std::vector<T> sum(static_cast<std::size_t>(std::max(p.key_dim, p.value_dim)));
+    // to[c * step] += Σ factors(i)·rows.row(i)[c] over the pairs (key(i), row(i)) of weight.
+    auto add = [&](Index count, Index columns, auto pair, const T* factors, RowBlock<T> rows, T* to,
+                   Index step) {
+      std::fill_n(sum.begin(), columns, T{0});
+      for (Index i = 0; i < count; ++i) {
+        const Index at = pair(i);
+        if (slab.weights[at] == T{0} && slab.grad_scores[at] == T{0}) continue;
+        for (Index c = 0; c < columns; ++c)
+          sum[c] = fma(splat(factors[at]), splat(rows.row(i)[c]), splat(sum[c]))[0];
+      }
+      for (Index c = 0; c < columns; ++c) to[c * step] += sum[c];
+    };
+    for (Index j = 0; j < n; ++j) {
+      auto row = [&](Index i) { return (offset + j) * slab.width + i; };
+      add(slab.rows, p.value_dim, row, slab.weights, slab.grad_rows,
+          grad_values + (offset + j) * value_stride, 1);
+      add(slab.rows, p.key_dim, row, slab.grad_scores, slab.query_rows,
+          grad_keys + (offset + j) * key_stride, 1);
+    }
+    for (Index i = 0, at = 0; i < slab.panels; at += slab.panel[i++].width)
+      for (Index lane = 0; lane < slab.panel[i].n; ++lane)
+        add(n, p.key_dim, [&](Index j) { return (offset + j) * slab.width + at + lane; },
+            slab.grad_scores, keys, slab.grad_query[i] + lane, slab.panel[i].width);
   }
 
   // P and scale·dS of one panel's tile, into columns [at, at + width) of the slab's.
@@ -322,10 +448,8 @@ class Backward {
     const RowBlock<T> tile_keys{keys.row(tile.first - block_first), keys.stride};
     const RowBlock<T> tile_values{values.row(tile.first - block_first), values.stride};
     Seen<Vectors, T> ignored;
-    multiply_scores<Vectors>(tile_keys, 0, tile.n, slab.query[i], p.key_dim, tile.scores,
-                                    ignored);
-    multiply_scores<Vectors>(tile_values, 0, tile.n, slab.grad[i], p.value_dim,
-                                    slab.grad_weights, ignored);
+    score_tile<Vectors>(p, panel, tile, tile_keys, slab.query[i], ignored);
+    multiply_weight_grads<Vectors>(slab, i, tile, tile_values);
     if (p.softcap > 0) {  // d/ds c·tanh(s/c) = 1 - tanh²
       const T per_cap = static_cast<T>(1.0 / (p.softcap * kLog2e));
       for (Index x = 0; x < tile.n * width; x += W) {
@@ -334,23 +458,19 @@ class Backward {
       }
     }
     if (tile.dressed_first < tile.dressed_last) dress_scores(p, panel, tile, ignored.max);
-    if (p.dropout > 0) dropout_factors(p, panel, tile.first, tile.n, slab.factors);
-
-    const T scale = static_cast<T>(p.scale_of(slab.head));
+    const T scale = static_cast<T>(std::clamp(p.scale_of(slab.head), -kMost, kMost));
     T* weights = slab.weights + (tile.first - block_first) * slab.width + at;
     T* grad_scores = slab.grad_scores + (tile.first - block_first) * slab.width + at;
     Vec<T> weight_sq = {}, score_sq = {};
     for (int v = 0; v < Vectors; ++v) {
       const Vec<T> shift = load(slab.shift + at + v * W), delta = load(slab.delta + at + v * W);
+      const Vec<T> inverse = load(slab.inverse + at + v * W);
       for (Index j = 0; j < tile.n; ++j) {
         const Index x = j * width + v * W;
         const Vec<T> score = load(tile.scores + x);
-        Vec<T> weight = exp2<T>(score - shift), dp = load(slab.grad_weights + x), kept = weight;
-        if (p.dropout > 0) {
-          const Vec<T> factor = load(slab.factors + x);
-          kept = weight * factor;
-          dp *= factor;
-        }
+        const Vec<T> weight = exp2<T>(score - shift) * inverse;
+        Vec<T> dp = load(slab.grad_weights + x), kept = weight;
+        if (p.dropout > 0) kept *= load(slab.factors + x);
         Vec<T> ds = weight * (dp - delta);
         if (tile.hides) {
           const IntVec<T> hidden = score == -kInf<T>;
@@ -378,11 +498,14 @@ class Backward {
   // dS of one key and one vector of queries, for those who want the gradient of a float mask.
   void write_grad_scores(const Panel<T>& panel, Index batch, Index head, Index key, int v,
                          Vec<T> ds) const {
-    T* to = static_cast<T*>(p.grad_scores) +
-            ((batch * p.heads + head) * p.queries + panel.query[0]) * p.keys + key;
+    const Index row = (batch * p.heads + head) * p.queries + panel.query[0];
     const Index first = v * kLanes<T>, end = std::min<Index>(panel.n, first + kLanes<T>);
-    for (Index lane = first; lane < end; ++lane)
-      to[lane * p.keys] = ds[static_cast<int>(lane - first)];
+    for (Index lane = first; lane < end; ++lane) {
+      const T x = ds[static_cast<int>(lane - first)];
+      const Index at = (row + lane) * p.keys + key;
+      if (p.query.dtype == Dtype::f64) static_cast<double*>(p.grad_scores)[at] = x;
+      else static_cast<float*>(p.grad_scores)[at] = static_cast<float>(x);
+    }
   }
 
   // Pairs that the statistics count: those of lanes with a row, unless the bias says "hidden".

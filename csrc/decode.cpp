@@ -10,9 +10,8 @@ namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
 // Keys a block: many, as going from the stream of keys to that of values and back costs time, but few
-// where a block is copied or read more than once and must stay in the L2 cache. Weighted values are
-// summed up by so many keys, as shorter chains round less.
-constexpr Index kStreamKeys = 1024, kCachedKeys = 128, kSumKeys = 128;
+// where a block is copied or read more than once and must stay in the L2 cache.
+constexpr Index kStreamKeys = 1024, kCachedKeys = 128;
 
 // Parts into which a sequence's keys are split: enough for many cores, but not below 512 keys, and
 // as few as that allows: each part starts its two streams anew. Heads and keys alone decide.
@@ -280,10 +279,13 @@ class Decode {
         T* q = queries + g * query_room + lane * key_stride;
         read_row(p.query.dtype, RowsIn(p.query, batch, head).row(query), p.query.column_stride,
                  p.key_dim, q);
-        const T scale = static_cast<T>(p.scale_of(head) * kLog2e);
-        for (Index c = 0; c < p.key_dim; ++c) q[c] *= scale;
       }
       w.panel.place(p, band);
+      for (int lane = 0; lane < w.panel.n; ++lane) {
+        T* q = queries + g * query_room + lane * key_stride;
+        const T factor = w.panel.query_factor(p, w.panel.head[lane]);
+        for (Index c = 0; c < p.key_dim; ++c) q[c] *= factor;
+      }
       const bool measured = p.health != nullptr;
       if (split == 0)
         w.state.start(p, w.panel, measured);
@@ -299,6 +301,7 @@ class Decode {
     from = std::max(from, split * split_keys);
     to = std::min(to, (split + 1) * split_keys);
     for (Index k = from / block * block; k < to; k += block) {
+      checkpoint();
       const Index first = std::max(k, from), end = std::min(k + block, to);
       auto attend_block = [&](auto keys, auto values) {
         for (Index g = 0; g < groups; ++g) {
@@ -349,6 +352,10 @@ class Decode {
       multiply_rows<rows_at_once>(keys, tile.n, query + r * key_stride, key_stride,
                                   tile.scores + r, width);
     });
+    if (w.panel.is_late) {
+      Seen<Vectors, T> ignored;
+      scale_scores(w.panel, tile.scores, 0, tile.n, ignored);
+    }
     alignas(64) T rescale[Vectors * W], sums[Vectors * W];
     std::copy_n(w.state.sum, Vectors * W, sums);
     if (width < W)
@@ -385,10 +392,10 @@ class Decode {
   }
 
   // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if there
-  // are enough of them and no mask or dropout has its say, which know one key a vector only.
+  // are enough of them and no mask, dropout or late scale has its say, which know one key per vector.
   Index tile_width(const Panel<T>& panel, const ScoreTile<T>& tile) const {
     const bool dressed = tile.dressed_first < tile.dressed_last;
-    if (tile.n < 32 || dressed || p.dropout > 0) return panel.width;
+    if (tile.n < 32 || dressed || p.dropout > 0 || panel.is_late) return panel.width;
     return panel.n <= 2 ? panel.n : panel.n <= 4 ? 4 : panel.width;
   }
 
@@ -510,7 +517,7 @@ class Decode {
     if (!p.health) return;
     for (Index h = 0; h < p.group(); ++h) {  // its rows may lie in several groups
       const Index head = kv_head * p.group() + h;
-      Summary<T> summary(p, head);
+      Summary<T> summary(p, batch, head, 0);
       for (Index g = h * p.queries / kGroupRows<T>; g * kGroupRows<T> < (h + 1) * p.queries; ++g) {
         const Index first = g * kGroupRows<T>;
         summary.take(part(batch, kv_head, 0, g).state,

@@ -24,7 +24,8 @@ class Prefill {
  public:
   explicit Prefill(const Problem& problem)
       : p(problem), cut(p.queries), block(key_block<T>(std::max(p.key_dim, p.value_dim))),
-        value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows) {}
+        value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows),
+        sets_aside(p.keys > kSumBlocks * block) {}
 
   void run() {
     const Index per_group = cut.panels * p.group();
@@ -54,12 +55,15 @@ class Prefill {
     RowState<T>* state;
     T* query;   // [key_dim][width], scaled
     T* output;  // [value_rows][width]
+    T* aside;   // as much again, if sets_aside
+    alignas(64) T aside_max[kMaxLanes<T>], aside_sum[kMaxLanes<T>];  // the state it belongs to
     Index index;  // of the panel in its head
   };
 
   const Problem& p;
   const PanelCut<T> cut;
   const Index block, value_rows;
+  const bool sets_aside;  // so many keys that sums of blocks are set aside now and then
   // All rows' states, if they are summed up after all tasks are done.
   std::unique_ptr<RowState<T>[]> states;
 
@@ -71,7 +75,7 @@ class Prefill {
     workspace.reserve(Workspace::room<Work>(n) + Workspace::room<RowState<T>>(n) +
                       TileBuffer<T>::room(p, block) +
                       n * (Workspace::room<T>(lanes * p.key_dim) +
-                           Workspace::room<T>(lanes * value_rows)) +
+                           Workspace::room<T>(lanes * value_rows) * (1 + sets_aside)) +
                       Workspace::room<T>(lanes * dims) + Workspace::room<T>(block * p.key_dim) +
                       Workspace::room<T>(block * p.value_dim) +
                       Workspace::room<T>(p.dropout > 0 ? block * lanes : 0));
@@ -94,10 +98,15 @@ class Prefill {
       w.state->start(p, w.panel, p.health != nullptr);
       w.query = workspace.take<T>(lanes * p.key_dim);
       w.output = workspace.take<T>(lanes * value_rows);
+      if (sets_aside) {
+        w.aside = workspace.take<T>(lanes * value_rows);
+        std::fill_n(w.aside, lanes * value_rows, T{0});
+        std::fill_n(w.aside_max, lanes, -kInf<T>);
+        std::fill_n(w.aside_sum, lanes, T{0});
+      }
       const Index q = w.panel.query[0];
       pack_lanes(stage<T>(RowsIn(p.query, batch, head), q, q + w.panel.n, p.key_dim, 1, true, rows),
-                 w.panel.n, p.key_dim, static_cast<T>(p.scale_of(head) * kLog2e), w.query,
-                 w.panel.width, w.panel.width);
+                 w.panel.n, p.key_dim, w.panel.query_factor(p, head), w.query, w.panel.width, w.panel.width);
       std::fill(w.output, w.output + value_rows * w.panel.width, T{0});
       if (w.panel.first < w.panel.last) {
         from = std::min(from, w.panel.first);
@@ -107,6 +116,7 @@ class Prefill {
 
     const RowsIn key_rows(p.key, batch, kv_head), value_rows_in(p.value, batch, kv_head);
     for (Index k = from / block * block; k < to; k += block) {
+      checkpoint();
       const Index end = std::min(k + block, to);
       const RowBlock<T> keys = stage(key_rows, k, end, p.key_dim, 1, n == 1, key_scratch);
       const RowBlock<T> values = stage(value_rows_in, k, end, p.value_dim, 1, n == 1, value_scratch);
@@ -122,20 +132,24 @@ class Prefill {
         const RowBlock<T> tile_keys{keys.row(tile.first - k), keys.stride};
         const RowBlock<T> tile_values{values.row(tile.first - k), values.stride};
         with_vectors(w.panel.vectors, [&](auto vectors) {
+          alignas(64) T rescale[vectors * kLanes<T>];
           if (p.health)
-            weigh<vectors, true>(w, tile, tile_keys, factors);
+            weigh<vectors, true>(w, tile, tile_keys, factors, rescale);
           else
-            weigh<vectors, false>(w, tile, tile_keys, factors);
-          if (tile.hides && !values_finite())
-            accumulate_seen<vectors>(w, tile, tile_values);
-          else
-            accumulate_lanes<vectors>(tile_values, tile.n, p.value_dim, tile.scores, w.panel.width,
-                                      w.output);
+            weigh<vectors, false>(w, tile, tile_keys, factors, rescale);
+          accumulate<vectors>(w, tile, tile_values, tile.hides && !values_finite(), rescale);
         });
       }
+      if (sets_aside && (k / block + 1) % kSumBlocks == 0)
+        for (Index i = 0; i < n; ++i) set_aside(works[i]);
     }
     for (Index i = 0; i < n; ++i) {
       Work& w = works[i];
+      if (sets_aside) {
+        set_aside(w);
+        w.output = w.aside;
+        std::copy_n(w.aside_sum, w.panel.width, w.state->sum);
+      }
       if (p.health && w.state->has_lost_rows(w.panel.width)) measure_again(w, buffer, key_scratch);
       finish(w, rows);
     }
@@ -150,35 +164,44 @@ class Prefill {
   template <int Vectors, bool Measured>
   void score(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, bool by_row,
              Seen<Vectors, T>& seen) {
-    const Index da = tile.dressed_first, db = tile.dressed_last;
-    Seen<Vectors, T> dressed;
-    multiply_scores<Vectors>(keys, 0, da, w.query, p.key_dim, tile.scores, seen);
-    multiply_scores<Vectors>(keys, da, db, w.query, p.key_dim, tile.scores, dressed);
-    multiply_scores<Vectors>(keys, db, tile.n, w.query, p.key_dim, tile.scores, seen);
-    if (Measured && !by_row && da == db && w.panel.n == w.panel.width)
+    score_tile<Vectors>(p, w.panel, tile, keys, w.query, seen);
+    const bool whole = tile.dressed_first == tile.dressed_last && w.panel.n == w.panel.width;
+    if (Measured && whole && !by_row)
       w.state->pool_scores(tile, Vectors, pooled_scores<Vectors>(tile, seen));
     else
       dress_tile<Vectors, Measured>(p, w.panel, tile, seen, *w.state);
   }
 
-  // The tile becomes weights, relative to the rows' maximum so far.
+  // The tile becomes weights, relative to the rows' maximum so far. `rescale` receives what the output
+  // so far must be multiplied by.
   template <int Vectors, bool Measured>
-  void weigh(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, T* factors) {
+  void weigh(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, T* factors, T* rescale) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
     Seen<Vectors, T> seen;
     score<Vectors, Measured>(w, tile, keys, false, seen);
-    alignas(64) T rescale[width];
-    if (softmax_step<Vectors, Measured>(w.panel, tile, seen, *w.state, rescale))
-      for (Index d = 0; d < value_rows; ++d)
-        for (int v = 0; v < Vectors; ++v) {
-          T* at = w.output + d * width + v * W;
-          store(at, load(at) * load(rescale + v * W));
-        }
+    softmax_step<Vectors, Measured>(w.panel, tile, seen, *w.state, rescale);
     if (factors) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
+    }
+  }
+
+  // Adds the output and the sums of weights to what was set aside, and lets them begin anew.
+  void set_aside(Work& w) {
+    constexpr int W = kLanes<T>;
+    for (int at = 0; at < w.panel.width; at += W) {
+      const Vec<T> top = load(w.state->max + at);
+      const Vec<T> rescale = exp2<T>(load(w.aside_max + at) - finite_shift<T>(top));
+      auto add = [&](T* sum, T* more) {
+        store(sum, fma(load(sum), rescale, load(more)));
+        store(more, Vec<T>{});
+      };
+      add(w.aside_sum + at, w.state->sum + at);
+      for (Index d = 0; d < value_rows; ++d)
+        add(w.aside + d * w.panel.width + at, w.output + d * w.panel.width + at);
+      store(w.aside_max + at, top);
     }
   }
 
@@ -199,23 +222,40 @@ class Prefill {
     }
   }
 
-  // The same sums in the same order, for a tile whose values hold a NaN or an infinity that some
-  // row must not see: 0·NaN would show.
+  // The tile's weighted values join the output, some keys at a time. `guard` says that the values hold
+  // a NaN or an infinity that some row must not see.
   template <int Vectors>
-  void accumulate_seen(Work& w, const ScoreTile<T>& tile, RowBlock<T> values) {
+  void accumulate(Work& w, const ScoreTile<T>& tile, RowBlock<T> values, bool guard, T* rescale) {
+    constexpr Index width = Vectors * kLanes<T>;
+    for (Index from = 0, to; from < tile.n; from = to) {
+      to = std::min(tile.n, (tile.first + from) / kSumKeys * kSumKeys + kSumKeys - tile.first);
+      if (guard)
+        accumulate_seen<Vectors>(w, tile, values, from, to, rescale);
+      else
+        accumulate_lanes<Vectors>({values.row(from), values.stride}, to - from, p.value_dim,
+                                  tile.scores + from * width, width, rescale, w.output);
+      std::fill_n(rescale, width, T{1});
+    }
+  }
+
+  // The same sums in the same order, without what a row does not see: 0·NaN would show.
+  template <int Vectors>
+  void accumulate_seen(Work& w, const ScoreTile<T>& tile, RowBlock<T> values, Index from, Index to,
+                       const T* rescale) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
     for (Index d = 0; d < p.value_dim; ++d)
       for (int v = 0; v < Vectors; ++v) {
-        Vec<T> sum = load(w.output + d * width + v * W);
-        for (Index j = 0; j < tile.n; ++j) {
+        Vec<T> sum = {};
+        for (Index j = from; j < to; ++j) {
           const Vec<T> next =
               fma(splat(values.row(j)[d]), load(tile.scores + j * width + v * W), sum);
           const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
           const Index mask_at = (j - tile.dressed_first) * width + v * W;
           sum = dressed ? select<T>(load_mask<T>(tile.mask.visible + mask_at), next, sum) : next;
         }
-        store(w.output + d * width + v * W, sum);
+        T* at = w.output + d * width + v * W;
+        store(at, fma(load(at), load(rescale + v * W), sum));
       }
   }
 
@@ -242,7 +282,7 @@ class Prefill {
   void summarise(Index head, StateOf state_of) {
     double* sums = p.health + head * kHealthSums;
     for (Index first = 0; first < cut.panels; first += kChunkPanels) {
-      Summary<T> summary(p, head % p.heads);
+      Summary<T> summary(p, head / p.heads, head % p.heads, cut.start(first));
       for (Index i = first; i < std::min(first + kChunkPanels, cut.panels); ++i)
         summary.take(*state_of(i), 0, static_cast<int>(cut.start(i + 1) - cut.start(i)));
       double next[kHealthSums];

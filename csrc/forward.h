@@ -11,12 +11,21 @@ namespace levelhead::LEVELHEAD_ISA {
 // batch or the threads.
 constexpr Index kDecodeQueries = 8;
 
+// Weighted values are summed up by so many keys: shorter chains of sums round less. In prefill they
+// end where the number of a key is a multiple of it, so that hidden keys move no end. The sums of so
+// many blocks of keys are then set aside, and those added up.
+constexpr Index kSumKeys = 128, kSumBlocks = 16;
+
 template <class T>
 void prefill(const Problem& p);
 template <class T>
 void decode(const Problem& p);
 template <class T>
-void write_weights(const Problem& p);  // needs p.lse
+void write_weights(const Problem& p);
+
+// Float32 scores of this size are off by 2^-16, and so are the weights of keys that compete, and their
+// gradients. They are computed in float64 then. (Very negative ones come from a bias that means "hidden".)
+constexpr double kLargestFloatScore = 256;
 
 // The value of x / sum for rows that saw nothing is 0; NaN stays NaN.
 template <class T>
@@ -50,9 +59,9 @@ inline bool all_finite(RowBlock<S> rows, Index from, Index to, Index columns) {
 // 3 + 2 + 2, because a panel of one vector cannot keep the multipliers busy.
 template <class T>
 struct PanelCut {
-  Index rows, threes, panels;
+  Index rows, origin, threes, panels;
 
-  explicit PanelCut(Index n) : rows(n) {
+  explicit PanelCut(Index n, Index first = 0) : rows(n), origin(first) {
     const Index vectors = (n + kLanes<T> - 1) / kLanes<T>;
     const Index twos = vectors % 3 == 0 ? 0 : vectors % 3 == 2 ? 1 : vectors >= 4 ? 2 : 0;
     threes = (vectors - 2 * twos) / 3;
@@ -61,7 +70,8 @@ struct PanelCut {
   Index start(Index i) const {
     return std::min(rows, kLanes<T> * (i <= threes ? 3 * i : 3 * threes + 2 * (i - threes)));
   }
-  void cut(const Problem& p, Index batch, Index head, Index i, Panel<T>& panel) const {
+  void cut(const Problem& p, Index batch, Index head, Index i, Panel<T>& panel,
+           bool exact = false) const {
     const Index first = start(i);
     panel.n = static_cast<int>((i + 1 == panels ? rows : start(i + 1)) - first);
     panel.vectors = (panel.n + kLanes<T> - 1) / kLanes<T>;
@@ -69,9 +79,9 @@ struct PanelCut {
     panel.batch = batch;
     for (int lane = 0; lane < panel.n; ++lane) {
       panel.head[lane] = head;
-      panel.query[lane] = first + lane;
+      panel.query[lane] = origin + first + lane;
     }
-    panel.place(p, Band(p, batch));
+    panel.place(p, Band(p, batch), exact);
   }
 };
 

@@ -1,10 +1,13 @@
 // The one micro-kernel. Every matrix product of attention, forward and backward, is
 //
-//     C[r][lanes] (+)= sum over t of A_r[t] * B[t][lanes]
+//     C[r][lanes] = sum over t of A_r[t] * B[t][lanes]
 //
 // with scalars of A broadcast and rows of B loaded as vectors. Lanes are queries where it can be
 // (scores, weights·V, and their gradients), so that softmax and statistics need no horizontal
 // step and neither K nor V has to be transposed.
+//
+// Long sums go by blocks: each product starts at 0, and what it adds to is loaded when it is done. The
+// error of n terms then grows with the length of a block plus their number, not with n.
 #pragma once
 
 #include "simd.h"
@@ -26,14 +29,13 @@ constexpr int kMaxVectors = 3;
 
 // `step` is the distance between A_r[t] and A_r[t + 1]; Unit says that it is 1.
 // `finish(r, v, sum)` takes each result.
-template <int Rows, int Vectors, bool Unit, bool Accumulate, class T, class Finish>
+template <int Rows, int Vectors, bool Unit, class T, class Finish>
 LH_INLINE void multiply(Index n, const T* const (&a)[Rows], Index step, const T* b, Index b_stride,
-                    const T* c, Index c_stride, Finish finish) {
+                        Finish finish) {
   constexpr int W = kLanes<T>;
   Vec<T> acc[Rows][Vectors];
   for (int r = 0; r < Rows; ++r)
-    for (int v = 0; v < Vectors; ++v)
-      acc[r][v] = Accumulate ? load(c + r * c_stride + v * W) : Vec<T>{};
+    for (int v = 0; v < Vectors; ++v) acc[r][v] = Vec<T>{};
   const T* p[Rows];
   for (int r = 0; r < Rows; ++r) p[r] = a[r];
 #pragma GCC unroll 4
@@ -52,20 +54,23 @@ LH_INLINE void multiply(Index n, const T* const (&a)[Rows], Index step, const T*
     for (int v = 0; v < Vectors; ++v) finish(r, v, acc[r][v]);
 }
 
-// output[c][lanes] += sum over n keys of rows[key][c] * weights[key][lanes], for each column c.
-// `output` has room for a multiple of kTileRows columns; what is past `columns` is not to be read.
+// output[c][lanes] = output[c][lanes]·rescale[lanes] + sum over n keys of rows[key][c] *
+// weights[key][lanes], for each column c. `output` has room for a multiple of kTileRows columns; what is
+// past `columns` is not to be read.
 template <int Vectors, class T>
 inline void accumulate_lanes(RowBlock<T> rows, Index n, Index columns, const T* weights,
-                             Index weights_stride, T* output) {
+                             Index weights_stride, const T* rescale, T* output) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
   for (Index c = 0; c < columns; c += kTileRows) {
     const T* a[kTileRows];
     for (int r = 0; r < kTileRows; ++r) a[r] = rows.data + (c + r < columns ? c + r : columns - 1);
     T* to = output + c * width;
-    multiply<kTileRows, Vectors, false, true>(
-        n, a, rows.stride, weights, weights_stride, to, width,
-        [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA { store(to + r * width + v * W, x); });
+    multiply<kTileRows, Vectors, false>(
+        n, a, rows.stride, weights, weights_stride, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
+          T* at = to + r * width + v * W;
+          store(at, fma(load(at), load(rescale + v * W), x));
+        });
   }
 }
 
@@ -80,9 +85,11 @@ inline void accumulate_keys(const T* weights, Index weights_stride, Index m, Row
     const T* a[Rows];
     for (int r = 0; r < Rows; ++r) a[r] = weights + (j + r) * weights_stride;
     T* to = output + j * stride + c;
-    multiply<Rows, Vectors, true, true>(
-        n, a, 1, rows.data + c, rows.stride, to, stride,
-        [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA { store(to + r * stride + v * W, x); });
+    multiply<Rows, Vectors, true>(
+        n, a, 1, rows.data + c, rows.stride, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
+          T* at = to + r * stride + v * W;
+          store(at, load(at) + x);
+        });
   };
   using One = std::integral_constant<int, 1>;
   using Two = std::integral_constant<int, 2>;

@@ -41,8 +41,9 @@ struct RowState {
   T keys[N];                                   // number of visible pairs
   Scores<T> pooled;  // their raw scores, where they were measured for all rows of a lane together...
   T count[N], mean[N], m2[N], least[N], most[N], large[N];  // ...and where they were row by row
+  T hidden_top[N];  // the largest logit, or more, of pairs that a bias hides from the statistics
   bool weighed;  // the first keys set the tail, the distance and the first; they are not set before
-  bool by_row;   // nor is the line above before scores were measured row by row
+  bool by_row;   // nor are the lines above before scores were measured row by row
 
   // Before any key. A sink is an outcome that was seen before them.
   void start(const Problem& p, const Panel<T>& panel, bool measured) {
@@ -77,6 +78,7 @@ struct RowState {
       for (T* x : {count, mean, m2, large}) store(x + at, Vec<T>{});
       store(most + at, splat(-kInf<T>));
       store(least + at, splat(kInf<T>));
+      store(hidden_top + at, splat(-kInf<T>));
     }
   }
   LH_INLINE void forget_scores() {
@@ -197,7 +199,7 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
       return see;
     };
     Scores<T> s = Scores<T>::none();
-    Vec<T> sum = {};
+    Vec<T> sum = {}, hidden_top = splat(-kInf<T>);
     for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
       const Vec<T> x = load(tile.scores + j * panel.width + v * W);
       const IntVec<T> see = seen(j);
@@ -205,6 +207,12 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
       sum += select<T>(see, x, Vec<T>{});
       s.least = min(s.least, select<T>(see, x, s.least));
       s.most = max(s.most, select<T>(see, x, s.most));
+      if (tile.mask.has_bias) {  // |x| is more than what a softcap leaves of it
+        const Index at = (j - tile.dressed_first) * panel.width + v * W;
+        const Vec<T> logit = abs<T>(x) + load(tile.mask.bias + at);
+        const IntVec<T> visible = load_mask<T>(tile.mask.visible + at);
+        hidden_top = max(select<T>(~see & visible, logit, hidden_top), hidden_top);
+      }
     }
     s.mean = sum / max(s.count, splat(T{1}));
     for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
@@ -215,6 +223,7 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
       s.large += select<T>(see & ((x > limit) | (x < -limit)), splat(T{1}), Vec<T>{});
     }
     state.join_scores(v * W, s);
+    store(state.hidden_top + v * W, max(hidden_top, load(state.hidden_top + v * W)));
   }
 }
 
@@ -246,6 +255,7 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
     store(a.distance + at, wa * load(a.distance + at) + wb * load(b.distance + at));
     store(a.first + at, wa * load(a.first + at) + wb * load(b.first + at));
     a.join_scores(at, b.scores(at));
+    store(a.hidden_top + at, max(load(a.hidden_top + at), load(b.hidden_top + at)));
   }
 }
 
@@ -262,6 +272,7 @@ inline void spread_lanes(RowState<T>& state, int rows, bool measured) {
   for (T* x : state.sums()) keep(x, T{0});
   keep(state.most, -kInf<T>);
   keep(state.least, kInf<T>);
+  keep(state.hidden_top, -kInf<T>);
 }
 template <class T>
 inline void merge_lanes(RowState<T>& state, int rows) {
@@ -296,22 +307,19 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
 
 // One step of the online softmax: the tile's scores become weights relative to the new maximum,
 // and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
-// multiplied by. True if anything accumulated changes by it. Where several lanes are one row's, one
-// of them has its argmax.
+// multiplied by. Where several lanes are one row's, one of them has its argmax.
 template <int Vectors, bool Measured, class T>
-inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
+inline void softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
                          const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale,
                          IntVec<T> has_argmax = ~IntVec<T>{}) {
   constexpr int W = kLanes<T>;
   constexpr Index width = Vectors * W;
   Vec<T> before[Vectors], shift[Vectors], scale[Vectors], sum[Vectors], sum_d[Vectors];
-  IntVec<T> moved = {};
   for (int v = 0; v < Vectors; ++v) {
     before[v] = load(state.max + v * W);
     const Vec<T> top = max(before[v], seen.max[v]);
     shift[v] = finite_shift<T>(top);
     scale[v] = exp2<T>(before[v] - shift[v]);
-    moved |= (scale[v] != T{1}) & (before[v] > -kInf<T>);
     store(state.max + v * W, top);
     store(rescale + v * W, scale[v]);
   }
@@ -355,7 +363,6 @@ inline bool softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
 
   for (int v = 0; v < Vectors; ++v)
     store(state.sum + v * W, fma(load(state.sum + v * W), scale[v], sum[v]));
-  return any(moved);
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "gemm.h"
 #include "pack.h"
@@ -24,7 +25,7 @@ struct Band {
   }
 };
 
-// The rows that share one tile of scores, one a lane; their number is at most `width`, a multiple
+// The rows that share one tile of scores, one per lane; their number is at most `width`, a multiple
 // of the vector length. Lanes past `n` compute on zeros and are never looked at.
 template <class T>
 struct Panel {
@@ -35,9 +36,34 @@ struct Panel {
   alignas(64) T position[kMaxLanes<T>];
   Index first = 0, last = 0;              // keys that some lane sees
   Index inner_first = 0, inner_last = 0;  // keys that every lane sees (before a dense mask)
+  // Queries are multiplied by the scale when they are packed, which is quick and rounds them. The scale is
+  // late, and multiplied to the products by two factors, where it is so large that queries might
+  // overflow, or where that rounding would matter.
+  bool is_late = false;
+  alignas(64) T late[2][kMaxLanes<T>];
 
-  // After n, head and query are set.
-  void place(const Problem& p, const Band& band) {
+  void set_scale(const Problem& p, bool exact) {
+    constexpr double large = 0x1p20, small = 0x1p-20;  // a small one must go to the queries
+    auto size = [&](int lane) { return std::abs(p.scale_of(head[std::min(lane, n - 1)])); };
+    is_late = false;
+    for (int lane = 0; lane < n && (lane == 0 || p.scales); ++lane)
+      is_late |= size(lane) > large || (exact && size(lane) > small);
+    for (int lane = 0; is_late && lane < width; ++lane) {
+      const double whole = p.scale_of(head[std::min(lane, n - 1)]) * kLog2e;
+      const double part = size(lane) > large ? std::scalbn(1.0, std::ilogb(whole) / 2) : 1.0;
+      constexpr double most = std::numeric_limits<T>::max();
+      late[0][lane] = static_cast<T>(std::clamp(whole / part, -most, most));
+      late[1][lane] = static_cast<T>(std::min(part, most));
+    }
+  }
+  // What a query of this head is multiplied by, so that scores are in units of ln 2.
+  T query_factor(const Problem& p, Index h) const {
+    return is_late ? T{1} : static_cast<T>(p.scale_of(h) * kLog2e);
+  }
+
+  // After n, head and query are set. `exact`: see set_scale().
+  void place(const Problem& p, const Band& band, bool exact = false) {
+    set_scale(p, exact);
     for (int lane = 0; lane < width; ++lane)
       position[lane] = static_cast<T>(band.offset + query[std::min(lane, n - 1)]);
     if (p.left == kOpen && p.right == kOpen) {
@@ -74,18 +100,23 @@ struct TileMask {
   bool has_bias = false;
 };
 
-// A bias at or below half of its dtype's lowest number means "hidden" to the statistics (in units
-// of ln 2).
+// A bias at or below this, half of its dtype's lowest number, means "hidden" to the statistics.
+inline double hidden_bias(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::f64: return std::numeric_limits<double>::lowest() / 2;
+    case Dtype::f16: return -65504.0 / 2;
+    case Dtype::bf16: return -0x1.fep127 / 2;
+    default: return double{std::numeric_limits<float>::lowest()} / 2;
+  }
+}
+// The same in units of ln 2, as T; read_bias() keeps what double holds and float does not on its side.
 constexpr float kLowFloat = -2.2e38f, kHiddenFloat = -2.3e38f;  // · log2(e) is finite for both
 template <class T>
 inline T statistically_hidden(const Problem& p) {
   if (sizeof(T) == 4 && p.mask.dtype == Dtype::f64)
     return static_cast<T>((double{kLowFloat} + double{kHiddenFloat}) / 2 * kLog2e);
-  double lowest = -double{std::numeric_limits<float>::max()};
-  if (p.mask.dtype == Dtype::f64) lowest = -std::numeric_limits<double>::max();
-  if (p.mask.dtype == Dtype::f16) lowest = -65504.0;
-  if (p.mask.dtype == Dtype::bf16) lowest = -0x1.fep127;
-  return static_cast<T>(std::max(lowest / 2 * kLog2e, double{std::numeric_limits<T>::lowest()}));
+  return static_cast<T>(std::max(hidden_bias(p.mask.dtype) * kLog2e,
+                                 double{std::numeric_limits<T>::lowest()}));
 }
 
 // The mask's 8 x 8 bytes turned over: byte x of columns[y] is -1 where byte y of rows[x] is not 0.
@@ -156,12 +187,12 @@ inline void apply_boolean_mask(const Problem& p, const Panel<T>& panel, Index fi
 template <class T>
 inline void read_bias(Dtype dtype, const char* source, Index step, Index n, T* to) {
   if (sizeof(T) == 8 || dtype != Dtype::f64) return read_row(dtype, source, step, n, to);
-  constexpr double kHidden = std::numeric_limits<double>::lowest() / 2;
+  const double hidden = hidden_bias(dtype);
   for (Index i = 0; i < n; ++i) {
     double x;
     read_row(dtype, source + i * step * 8, 1, 1, &x);
-    if (x > kHidden || x == -kInf<double> || x != x)
-      to[i] = static_cast<T>(x < kLowFloat && x > kHidden ? kLowFloat : x);
+    if (x > hidden || x == -kInf<double> || x != x)
+      to[i] = static_cast<T>(x < kLowFloat && x > hidden ? kLowFloat : x);
     else
       to[i] = static_cast<T>(kHiddenFloat);
   }

@@ -104,13 +104,42 @@ inline void multiply_scores(RowBlock<T> keys, Index from, Index to, const T* pac
   for (Index j = from; j < to; j += kTileRows) {
     const T* a[kTileRows];
     for (int r = 0; r < kTileRows; ++r) a[r] = keys.row(std::min(j + r, to - 1));
-    multiply<kTileRows, Vectors, true, false>(
-        dim, a, 1, packed_query, width, scores, 0, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
+    multiply<kTileRows, Vectors, true>(
+        dim, a, 1, packed_query, width, [&](int r, int v, Vec<T> x) LH_INLINE_LAMBDA {
           store(scores + (j + r) * width + v * W, x);
           top[v] = max(top[v], x);
         });
   }
   LH_UNROLL for (int v = 0; v < Vectors; ++v) seen.max[v] = top[v];
+}
+
+// Multiplies a late scale to the products of keys [from, to), and takes in their maximum.
+template <int Vectors, class T>
+inline void scale_scores(const Panel<T>& panel, T* scores, Index from, Index to,
+                         Seen<Vectors, T>& seen) {
+  constexpr int W = kLanes<T>;
+  constexpr Index width = Vectors * W;
+  for (T* at = scores + from * width; at < scores + to * width; at += width)
+    LH_UNROLL for (int v = 0; v < Vectors; ++v) {
+      const Vec<T> x = load(at + v * W) * load(panel.late[0] + v * W) * load(panel.late[1] + v * W);
+      store(at + v * W, x);
+      seen.max[v] = max(seen.max[v], x);
+    }
+}
+
+// A tile's scores, before they are dressed; `seen` takes in those that stay as they are.
+template <int Vectors, class T>
+inline void score_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
+                       RowBlock<T> keys, const T* packed_query, Seen<Vectors, T>& seen) {
+  Seen<Vectors, T> ignored;
+  auto score = [&](Index from, Index to, Seen<Vectors, T>& takes_in) {
+    Seen<Vectors, T>& products = panel.is_late ? ignored : takes_in;
+    multiply_scores<Vectors>(keys, from, to, packed_query, p.key_dim, tile.scores, products);
+    if (panel.is_late) scale_scores(panel, tile.scores, from, to, takes_in);
+  };
+  score(0, tile.dressed_first, seen);
+  score(tile.dressed_first, tile.dressed_last, ignored);
+  score(tile.dressed_last, tile.n, seen);
 }
 
 // Do the dressed keys keep their raw score or lose it to -inf, and nothing else?
@@ -238,13 +267,15 @@ inline void dress_scores(const Problem& p, const Panel<T>& panel, const ScoreTil
                          Vec<T>* top) {
   constexpr int W = kLanes<T>;
   const T cap = static_cast<T>(p.softcap * kLog2e), per_cap = T{1} / cap;
+  const T uncapped = cap * static_cast<T>(sizeof(T) == 4 ? 0x1p-12 : 0x1p-26);  // tanh t = t - t³/3
   for (int v = 0; v < panel.vectors; ++v) {
     Vec<T> highest = top[v];
     for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
       T* at = tile.scores + j * panel.width + v * W;
       const Index mask_at = (j - tile.dressed_first) * panel.width + v * W;
       Vec<T> x = load(at);
-      if (p.softcap > 0) x = tanh<T>(x * per_cap) * cap;
+      if (p.softcap > 0)  // far below the cap there is none, and x / cap may be too small a number
+        x = select<T>(abs<T>(x) < uncapped, x, tanh<T>(x * per_cap) * cap);
       if (tile.mask.has_bias) x += load(tile.mask.bias + mask_at);
       if (tile.hides) x = select<T>(load_mask<T>(tile.mask.visible + mask_at), x, splat(-kInf<T>));
       store(at, x);

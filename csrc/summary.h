@@ -1,15 +1,10 @@
 // From finished rows to the sums of a head, which merge exactly over panels, batches and steps.
 #pragma once
 
+#include "exact.h"
 #include "health.h"
 
 namespace levelhead::LEVELHEAD_ISA {
-
-inline void clear_sums(double* sums) {
-  std::fill(sums, sums + kHealthSums, 0.0);
-  sums[kScoreMax] = -kInf<double>;
-  sums[kScoreMin] = kInf<double>;
-}
 
 inline void merge_sums(double* into, const double* from) {
   const double most = std::max(into[kScoreMax], from[kScoreMax]);
@@ -29,13 +24,15 @@ inline void merge_sums(double* into, const double* from) {
   into[kScoreM2] = m2;
 }
 
-// One head's sums in the making, lane by lane. Rows are taken in order, so that the bits do not depend
-// on who computed them.
+// The sums of some rows of a head in the making, lane by lane, from row `first` on. Rows are taken in
+// order, so that the bits do not depend on who computed them.
 template <class T>
 class Summary {
  public:
-  Summary(const Problem& p, Index head)
-      : has_sink_(p.sinks), sink_(p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>) {
+  Summary(const Problem& problem, Index batch, Index head, Index first)
+      : p(problem), batch_(batch), head_(head), first_(first), has_sink_(p.sinks),
+        has_bias_(p.mask && p.mask.dtype != Dtype::boolean),
+        sink_(p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>) {
     LH_UNROLL for (int i = 0; i < kColumns; ++i) column_[i] = Vec<T>{};
   }
 
@@ -60,6 +57,10 @@ class Summary {
       if (state.by_row) probe += load(state.mean + at);
       const IntVec<T> finite = probe * T{0} == T{0};
       const IntVec<T> chooses = finite & (keys > T{1});
+      const Vec<T> lane = iota<T>() + static_cast<T>(at);
+      const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
+      const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
+      if (has_bias_) look_for_doubt(state, at, some, good);
       if (from <= at && at + W <= to && !any(~chooses)) {  // nearly always
         finite_ += W;
         choosing_ += W;
@@ -67,9 +68,6 @@ class Summary {
         take<true>(state, at, top[v], log_sum[v], chooses, chooses);
         continue;
       }
-      const Vec<T> lane = iota<T>() + static_cast<T>(at);
-      const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
-      const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
       widest_ = max(widest_, select<T>(valid, keys, Vec<T>{}));
       empty_ += number_of<T>(valid & ~some);
       nonfinite_ += number_of<T>(some & ~good);
@@ -93,7 +91,8 @@ class Summary {
     add(kLargeScores, scores_.large);
     write_columns(sums);
     const double count = sums[kScoreCount], shift = count > 0 ? sums[kScoreMean] / count : 0.0;
-    sums[kScoreM2] = std::max(0.0, sums[kScoreM2] - sums[kScoreMean] * shift) * kLn2 * kLn2;
+    const double m2 = sums[kScoreM2] - sums[kScoreMean] * shift;
+    sums[kScoreM2] = (m2 < 0 ? 0.0 : m2) * kLn2 * kLn2;
     sums[kScoreMean] = (pivot + shift) * kLn2;
     auto most = [](T x, T y) { return std::max(x, y); };
     auto least = [](T x, T y) { return std::min(x, y); };
@@ -107,6 +106,9 @@ class Summary {
     sums[kFiniteRows] = finite_;
     sums[kChoiceRows] = choosing_;
     sums[kSaturated] = saturated_;
+    for (int f = 0; f < kHealthSums; ++f)  // squares of scores overflow, or differences of very low ones
+      doubtful_ |= f != kScoreMax && f != kScoreMin && !std::isfinite(sums[f]);
+    if (doubtful_) measure_exactly(sums);
   }
 
  private:
@@ -117,8 +119,11 @@ class Summary {
       kDistance, kNullMass,     kScoreCount,    kScoreMean, kScoreM2, kLargeScores};
   static constexpr int kSums = sizeof kSummed / sizeof *kSummed, kColumns = (kSums + W - 1) / W * W;
 
-  bool has_sink_;
-  T sink_;
+  const Problem& p;
+  const Index batch_, head_, first_;
+  const bool has_sink_, has_bias_;
+  const T sink_;
+  bool doubtful_ = false;  // the rows must be measured one by one
   Vec<T> column_[kColumns], widest_ = {};
   Scores<T> scores_ = Scores<T>::none();
   int rows_ = 0, empty_ = 0, nonfinite_ = 0, finite_ = 0, choosing_ = 0, saturated_ = 0;
@@ -131,6 +136,22 @@ class Summary {
     return i;
   }
   LH_INLINE void add(HealthSum f, Vec<T> x) { column_[column_of(f)] += x; }
+
+  // A NaN may be at a pair that the bias hides from the statistics; and such a pair may have weight.
+  LH_INLINE void look_for_doubt(const RowState<T>& state, int at, IntVec<T> some, IntVec<T> good) {
+    const Vec<T> least = load(state.max + at) + Exp2<T>::floor;
+    doubtful_ |= any(some & ~good);
+    if (state.by_row) doubtful_ |= any(some & (load(state.hidden_top + at) > least));
+  }
+
+  void measure_exactly(double* sums) const {
+    clear_sums(sums);
+    double row[kHealthSums];
+    for (Index i = 0; i < rows_; ++i) {
+      measure_row(p, batch_, head_, first_ + i, row);
+      merge_sums(sums, row);
+    }
+  }
 
   // One vector of rows: `good` ones are finite and see a key, `chooses` says which see several. All
   // do both if Whole.

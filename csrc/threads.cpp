@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdio>
@@ -13,7 +14,7 @@
 #include <exception>
 #include <mutex>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "workspace.h"
 
@@ -50,7 +51,32 @@ inline void relax() {
 #endif
 }
 
+constexpr auto kPause = std::chrono::milliseconds(100);  // between two questions
+
+// What the threads that work on one interruptible call share.
+struct Stop {
+  bool (*should_stop)() = nullptr;  // only the calling thread may ask
+  std::chrono::steady_clock::time_point next_question = {};
+  std::atomic<bool> stopped{false};
+
+  void ask() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now < next_question) return;
+    next_question = now + kPause;
+    if (should_stop()) stopped = true;
+  }
+};
+thread_local Stop own_stop;             // of the calls that this thread makes
+thread_local Stop* the_stop = nullptr;  // of the call that this thread works on
+
+// Waiting for others to finish the call, without being deaf to an interrupt.
+void wait_a_moment() {
+  relax();
+  if (the_stop == &own_stop) own_stop.ask();
+}
+
 struct Job {
+  Stop* const stop = the_stop;
   void (*task)(void*, Index) = nullptr;
   void* context = nullptr;
   Index n = 0;
@@ -59,6 +85,7 @@ struct Job {
   std::exception_ptr error = nullptr;
 
   void work() {
+    Stop* const before = std::exchange(the_stop, stop);
     for (Index i; !failed.load(std::memory_order_relaxed) && (i = next.fetch_add(1)) < n;) {
       try {
         task(context, i);
@@ -66,6 +93,7 @@ struct Job {
         if (!failed.exchange(true)) error = std::current_exception();
       }
     }
+    the_stop = before;
   }
 };
 
@@ -90,8 +118,15 @@ class OpenMP {
   struct Team {
     Job& job;
     std::atomic<int> room;
+    std::atomic<int> active{0};
+    const std::thread::id caller = std::this_thread::get_id();
+
     void join() {
-      if (room.fetch_sub(1) > 0) job.work();
+      if (room.fetch_sub(1) <= 0) return;
+      active.fetch_add(1);
+      job.work();
+      active.fetch_sub(1);
+      while (std::this_thread::get_id() == caller && active.load() != 0) wait_a_moment();
     }
   };
   void (*parallel_)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
@@ -139,7 +174,7 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       job_ = nullptr;  // who has not come by now is not waited for
     }
-    while (active_.load(std::memory_order_acquire) != 0) relax();
+    while (active_.load(std::memory_order_acquire) != 0) wait_a_moment();
     return true;
   }
 
@@ -194,6 +229,21 @@ Pool& pool() {
 }
 
 }  // namespace
+
+Interruptible::Interruptible(bool (*should_stop)()) {
+  own_stop.should_stop = should_stop;
+  own_stop.next_question = std::chrono::steady_clock::now() + kPause;
+  own_stop.stopped = false;
+  the_stop = &own_stop;
+}
+Interruptible::~Interruptible() { the_stop = nullptr; }
+bool Interruptible::stopped() const { return own_stop.stopped; }
+
+void checkpoint() {
+  if (!the_stop) return;
+  if (the_stop == &own_stop) own_stop.ask();
+  if (the_stop->stopped.load(std::memory_order_relaxed)) throw Interrupted();
+}
 
 int available_threads() {
   int n = static_cast<int>(std::thread::hardware_concurrency());

@@ -8,6 +8,23 @@
 
 namespace levelhead {
 
+// Thrown where work ends because its caller was interrupted.
+struct Interrupted {};
+
+// While it lives, long work of this thread asks ten times a second whether it should stop. If so, it ends
+// with Interrupted on all threads.
+class Interruptible {
+ public:
+  explicit Interruptible(bool (*should_stop)());
+  ~Interruptible();
+  Interruptible(const Interruptible&) = delete;
+  Interruptible& operator=(const Interruptible&) = delete;
+  bool stopped() const;
+};
+
+// Long work calls this every few milliseconds; it throws Interrupted if it is time to stop.
+void checkpoint();
+
 // What this process may use: its affinity mask, its cgroup's CPU quota, OMP_NUM_THREADS.
 int available_threads();
 

@@ -237,6 +237,12 @@ struct NewArray {
   }
 };
 
+// Of the precision that a dtype is computed in.
+double greatest_number(Dtype dtype) {
+  if (dtype == Dtype::f64) return std::numeric_limits<double>::max();
+  return double{std::numeric_limits<float>::max()};
+}
+
 // Per-batch or per-head numbers, already normalised to a contiguous array.
 template <class T>
 using Numbers = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -288,7 +294,7 @@ class Options {
       p.sinks = sinks_.data();
       check_count("sinks", "query head", sinks_.size(), p.heads);
     }
-    p.softcap = softcap;
+    p.softcap = softcap * 1.5 < greatest_number(p.query.dtype) ? softcap : 0.0;  // else it is none
     p.dropout = dropout;
     p.seed = seed;
     static const int available = available_threads();
@@ -320,8 +326,20 @@ template <class F>
 void run(const Problem& p, F f) {
   const Index work = p.batch * p.heads * p.queries * p.keys * (p.key_dim + p.value_dim);
   if (work < 1 << 15) return f();
-  nb::gil_scoped_release release;
-  f();
+  bool stopped;
+  {
+    nb::gil_scoped_release release;
+    const Interruptible call([] {
+      nb::gil_scoped_acquire acquire;
+      return PyErr_CheckSignals() != 0;
+    });
+    try {
+      f();
+    } catch (const Interrupted&) {
+    }
+    stopped = call.stopped();
+  }
+  if (stopped) throw nb::python_error();  // what a signal handler raised, KeyboardInterrupt usually
 }
 
 Dtype lse_dtype(Dtype dtype) { return dtype == Dtype::f64 ? Dtype::f64 : Dtype::f32; }
@@ -401,13 +419,12 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
   }
   std::optional<NewArray> lse, weights;
   std::optional<NewHealth> health;
-  if (want_lse || want_weights) {
-    shape.pop_back();
-    lse.emplace(shape, lse_dtype(dtype));
+  if (want_lse) {
+    lse.emplace(std::vector<Index>(shape.begin(), shape.end() - 1), lse_dtype(dtype));
     p.lse = lse->view.data;
-    shape.push_back(p.keys);
   }
   if (want_weights) {
+    shape.back() = p.keys;
     weights.emplace(shape, dtype);
     p.weights = describe_like(q.view, weights->view, p.heads, p.queries, p.keys);
   }

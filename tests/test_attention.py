@@ -379,3 +379,45 @@ def test_anything(drawn):
     threads = chosen.pop("threads", None)
     result = check(q, k, v, **chosen)
     assert same_bits(result.output, lh.attention(q, k, v, threads=threads, **chosen))
+
+
+# ---------------------------------------------------------------- extremes
+
+
+@pytest.mark.parametrize("length", [3, 30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("cap", [1e20, 2e38, 1e39, 1e300, 1.7e308])
+def test_a_softcap_far_above_the_scores_is_none(cap, dtype, length):
+    q, k, v = inputs(heads=2, length=length, size=40, d=8, dtype=dtype)
+    got = lh.attention(q, k, v, softcap=cap, return_lse=True)
+    want = lh.attention(q, k, v, return_lse=True)
+    np.testing.assert_allclose(got.output, want.output, rtol=1e-5, atol=1e-6)
+    for a, b in zip(
+        lh.attention_backward(q, q, k, v, got.output, got.lse, softcap=cap)[:3],
+        lh.attention_backward(q, q, k, v, got.output, got.lse)[:3],
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [3, 30])
+@pytest.mark.parametrize(
+    ("dtype", "scale", "queries", "keys"),
+    [
+        (np.float32, 1e30, 1e9, 1e-38),
+        (np.float32, -1e30, 1e9, 1e-38),
+        (np.float32, 1e38, 1e3, 1e-37),
+        (np.float32, 1e30, 1.0, 0.0),
+        (np.float32, 1e300, 1.0, 0.0),
+        (np.float32, [1e30, 1.0], 1e9, 1e-38),
+        (np.float64, 1e300, 1e10, 1e-308),
+    ],
+)
+def test_a_scale_that_would_overflow_the_queries(dtype, scale, queries, keys, length):
+    q, k, v = inputs(heads=2, length=length, size=40, d=8, dtype=np.float64)
+    q, k, v = (queries * q).astype(dtype), (keys * k).astype(dtype), v.astype(dtype)
+    got = lh.attention(q, k, v, scale=scale, **EVERYTHING)
+    want = lh.reference(q, k, v, scale=scale, **EVERYTHING)
+    np.testing.assert_allclose(got.output, want.output, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(got.weights, want.weights, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(got.health.score_max, want.health.score_max, rtol=1e-3, atol=1e-9)

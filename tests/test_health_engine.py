@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support import DTYPES, OPTION_NAMES, assert_health, inputs, normal, options, score_error
@@ -274,3 +275,51 @@ def test_untouched_health_is_copied_and_pickled():
     assert made().sums.flags.writeable
     with pytest.raises(AttributeError, match="'Health' object has no attribute 'entropyy'"):
         _ = made().entropyy
+
+
+# ---------------------------------------------------------------- extremes
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_scores_whose_squares_overflow(length):
+    q, k, v = inputs(heads=2, length=length, size=40, d=8)
+    ours = health(1e15 * q, 1e15 * k, v)
+    assert (ours.score_var > 1e58).all()
+
+
+@pytest.mark.parametrize("length", [3, 30])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
+def test_a_nan_where_a_bias_hides_from_the_statistics(name, length):
+    """The output is NaN, as arithmetic has it; the statistics are those of the other keys."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    q, k, v = inputs(heads=2, length=length, size=40, d=8)
+    k[:, 7] = np.nan
+    mask = np.zeros((length, 40), dtype)
+    mask[:, 7] = ml_dtypes.finfo(dtype).min
+    ours = health(q, k, v, mask=mask)
+    assert (ours.nonfinite_rows == 0).all() and np.isfinite(ours.entropy).all()
+    assert np.isnan(lh.attention(q, k, v, mask=mask)).all()
+    k[:, 8] = np.inf  # at a key that counts
+    assert (health(q, k, v, mask=mask).nonfinite_rows == length).all()
+
+
+@pytest.mark.parametrize("sinks", [None, np.array([0.0, -3e4])], ids=["plain", "sinks"])
+@pytest.mark.parametrize("length", [3, 30])
+def test_pairs_that_a_bias_hides_have_no_part_in_any_statistic(length, sinks):
+    """Not even where all the others lie as low, so that they have weight in the output."""
+    q, k, v = inputs(heads=2, length=length, size=40, d=8)
+    mask = np.full((length, 40), -32_700, np.float16)
+    mask[:, ::3] = -32_752  # half of the lowest: hidden
+    mask[:, 1] = -np.inf
+    health(q, k, v, mask=mask, sinks=sinks)
+    weights = lh.attention(q, 30 * k, v, mask=mask, return_weights=True).weights
+    assert (weights[..., ::3] > 0).any()
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_biases_near_the_lowest_number_with_a_sink(length):
+    q, k, v = inputs(heads=2, length=length, size=1300, d=8, dtype=np.float64)
+    mask = np.full((length, 1300), -7e307)
+    mask[:, ::2] = -8.9e307
+    ours = health(q, k, v, mask=mask, sinks=[0.0, 1.0])
+    assert np.isfinite(ours.entropy).all() and (ours.null_mass == 1).all()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import DTYPES, EVERYTHING, epsilon, inputs, storage_epsilon
+from support import DTYPES, EVERYTHING, epsilon, inputs, normal, storage_epsilon
 
 import levelhead as lh
 from levelhead import _engine
@@ -89,6 +89,116 @@ def test_scores_of_fifty_thousand(length):
     np.testing.assert_allclose(got.output, want.output, atol=1e-4)
     np.testing.assert_allclose(got.health.score_max, want.health.score_max, rtol=1e-6)
     np.testing.assert_allclose(got.health.large_scores, want.health.large_scores, rtol=1e-3)
+
+
+# ---------------------------------------------------------------- large scores and long sums
+
+
+def steps(g, q, k, v, scale, bias, work):
+    """Weights, dq, dk and dv by the textbook in the precision `work`; the size of their terms."""
+    g, q, k, v, bias = (x.astype(work) for x in (g, q, k, v, bias))
+    scores = product(q, k.swapaxes(-1, -2)) * work(scale) + bias
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    dweights = product(g, v.swapaxes(-1, -2))
+    mean = (weights * dweights).sum(axis=-1, keepdims=True)
+    dscores = weights * (dweights - mean) * work(scale)
+    dk, dv = product(dscores.swapaxes(-1, -2), q), product(weights.swapaxes(-1, -2), g)
+    terms = np.abs(weights * dweights * work(scale))
+    sizes = [1, (terms @ np.abs(k)).max(), (terms.swapaxes(-1, -2) @ np.abs(q)).max(), dv.max()]
+    return (weights, product(dscores, k), dk, dv), sizes
+
+
+def ours(g, q, k, v, **options):
+    r = lh.attention(q, k, v, return_lse=True, return_weights=True, **options)
+    return r.weights, *lh.attention_backward(g, q, k, v, r.output, r.lse, **options)[:3]
+
+
+def assert_within_three_times(draws, ulps):
+    """draws: pairs of what we give and of what `steps` takes; the worst over all of them counts.
+
+    ulps: of the terms that make up a result, for where the yardstick is exact by luck
+    """
+    errors = []
+    for results, call in draws:
+        (exact, sizes), (yardstick, _) = steps(*call, np.float64), steps(*call, np.float32)
+        errors.append(
+            [
+                (worst(got, want), worst(plain, want), size)
+                for got, plain, want, size in zip(results, yardstick, exact, sizes, strict=True)
+            ]
+        )
+    for name, (mine, theirs, size) in zip(
+        ("weights", "dq", "dk", "dv"), np.max(errors, axis=0), strict=True
+    ):
+        floor = ulps * np.finfo(np.float32).eps * size
+        assert mine <= 3 * theirs + floor, (name, mine, theirs, floor)
+
+
+@pytest.mark.parametrize(("length", "size"), [(4, 60), (40, 60), (70, 300)])
+@pytest.mark.parametrize("largest", [1, 10, 30, 100, 1e3, 1e4, 1e5, 1e6])
+def test_weights_and_gradients_of_large_scores(largest, length, size):
+    """A dozen draws. The lse is rounded: weights made from it alone would be off by its error."""
+    draws = []
+    for seed in range(12):
+        q, k, v = inputs(heads=2, length=length, size=size, d=16, seed=3 * seed)
+        g = normal(2, length, 16, seed=100 + seed)
+        scale = largest / np.abs(q @ k.swapaxes(-1, -2)).max()
+        results = ours(g, q, k, v, scale=float(scale))
+        sums = results[0].sum(axis=-1, dtype=np.float64)
+        np.testing.assert_allclose(sums, 1, atol=1e-5)
+        draws.append((results, (g, q, k, v, scale, np.zeros((length, size)))))
+    assert_within_three_times(draws, ulps=0.5)
+
+
+@pytest.mark.parametrize("length", [4, 40])
+@pytest.mark.parametrize("low", [-1e9, np.finfo(np.float32).min])
+def test_rows_in_which_every_key_has_a_low_bias(low, length):
+    """Such a row is a softmax over all its keys."""
+    draws = []
+    for seed in range(12):
+        q, k, v = inputs(heads=2, length=length, size=17, d=16, seed=3 * seed)
+        g = normal(2, length, 16, seed=100 + seed)
+        mask = np.zeros((length, 17), np.float32)
+        mask[::3] = low
+        results = ours(g, q, k, v, mask=mask)
+        np.testing.assert_allclose(results[0].sum(axis=-1, dtype=np.float64), 1, atol=1e-5)
+        draws.append((results, (g, q, k, v, 0.25, mask)))
+    assert_within_three_times(draws, ulps=0.5)
+
+
+VALUES = {
+    "uniform": lambda rng, shape: rng.random(shape),
+    "constant": lambda rng, shape: np.broadcast_to(rng.random(shape[-1]), shape),
+    "one": lambda rng, shape: np.full(shape, 0.1),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("size", [4096, 16_384, 65_536])
+def test_long_sums(size, kind):
+    """Many keys, and in the backward pass many queries: the error does not grow with their number.
+
+    Summed up one after the other, 65,536 times 0.1 is off by 1e-3.
+    """
+    rng = np.random.default_rng(size)
+    q, k = normal(1, 16, 8), normal(1, size, 8, seed=1)
+    if kind == "one":
+        q[:] = 0  # all weights are equal
+    v = VALUES[kind](rng, (1, size, 8)).astype(np.float32)
+    scale = float(np.sqrt(1 / 8))
+    output, _ = plain(q, k, v, scale, np.float64)
+    mine = worst(lh.attention(q, k, v), output)
+    theirs = worst(plain(q, k, v, scale, np.float32)[0], output)
+    assert mine <= 3 * theirs + 4 * np.finfo(np.float32).eps * np.abs(output).max()
+
+    draws = []
+    for query, key, value in ((q, k, v), (k, q, v[:, :16])):
+        g = VALUES[kind](rng, (1, query.shape[1], 8)).astype(np.float32)
+        call = (g, query, key, value, scale, np.zeros(1))
+        draws.append((ours(g, query, key, value), call))
+    for draw in draws:
+        assert_within_three_times([draw], ulps=3)
 
 
 # ---------------------------------------------------------------- saturated rows

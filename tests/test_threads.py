@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -257,3 +258,73 @@ def test_one_core_is_one_thread():
     )
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert int(run.stdout) == 1
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+INTERRUPTED = """
+import os, signal, threading, time
+{imports}
+import numpy as np, levelhead as lh
+
+q, k, v = np.random.default_rng(0).standard_normal((3, 4, 40_000, 64), np.float32)
+lse = np.zeros((4, 40_000), np.float32)
+sent = 0.0
+
+def press():
+    global sent
+    time.sleep(0.3)
+    sent = time.monotonic()
+    os.kill(os.getpid(), signal.SIGINT)
+
+def interrupted(call):
+    presser = threading.Thread(target=press)
+    presser.start()
+    try:
+        call()
+    except KeyboardInterrupt:
+        print(f"{{time.monotonic() - sent:.3f}}")
+    presser.join()
+
+for threads in (1, 2):
+    interrupted(lambda: lh.attention(q, k, v, threads=threads))
+    interrupted(lambda: lh.attention(q, k, v, threads=threads, return_health=True))
+    interrupted(lambda: lh.attention_backward(q, q, k, v, q, lse, threads=threads))
+few = [x[:, :100] for x in (q, k, v)]
+assert (lh.attention(*few) == lh.attention(*few, threads=1)).all()
+"""
+
+
+@pytest.mark.parametrize("imports", ["", "import torch"], ids=["our threads", "PyTorch's"])
+def test_an_interrupt_ends_a_long_call_within_a_second(imports):
+    """Each of these calls takes many seconds. The pool works afterwards as before."""
+    code = INTERRUPTED.format(imports=imports)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    delays = [float(line) for line in done.stdout.split()]
+    assert len(delays) == 6 and max(delays) < 1, delays
+
+
+def test_an_interrupted_call_leaves_no_memory_behind():
+    """Twenty calls that are interrupted hold no more than three of them."""
+    q, k, v = inputs(heads=2, length=20_000, size=20_000, d=64)
+
+    def interrupt_once():
+        timer = threading.Timer(0.15, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            lh.attention_backward(q, q, k, v, q, q[..., 0].copy())
+        timer.join()
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(3):
+        interrupt_once()
+    before = resident()
+    for _ in range(17):
+        interrupt_once()
+    assert resident() - before < 30e6
