@@ -308,15 +308,15 @@ class Backward {
       const Index end = tile.first + tile.n;
       const RowBlock<T> keys = stage(key_rows, tile.first, end, p.key_dim, 1, true, key_scratch);
       const RowBlock<T> values = stage(value_rows, tile.first, end, p.value_dim, 1, true, value_scratch);
-      Seen<Vectors, T> seen;
-      score_tile<Vectors>(p, panel, tile, keys, slab.query[i], seen);
-      dress_tile<Vectors, false>(p, panel, tile, seen, state);
+      RunningMax<Vectors, T> running;
+      score_tile<Vectors>(p, panel, tile, keys, slab.query[i], running);
+      mask_tile<Vectors, false>(p, panel, tile, running, state);
       T* const dp = slab.grad_weights;
       multiply_weight_grads<Vectors>(slab, i, tile, values);
       if (tile.hides)  // a hidden value may be NaN
         for (Index x = 0; x < tile.n * width; x += W)
           store(dp + x, select<T>(load(tile.scores + x) == -kInf<T>, Vec<T>{}, load(dp + x)));
-      softmax_step<Vectors, false>(panel, tile, seen, state, rescale);
+      softmax_step<Vectors, false>(panel, tile, running, state, rescale);
       for (int v = 0; v < Vectors; ++v) {
         Vec<T> sum = {};
         for (Index x = v * W; x < tile.n * width; x += width)
@@ -336,7 +336,7 @@ class Backward {
   template <int Vectors>
   void multiply_weight_grads(Slab& slab, Index i, const ScoreTile<T>& tile, RowBlock<T> values) {
     constexpr int W = kLanes<T>;
-    Seen<Vectors, T> ignored;
+    RunningMax<Vectors, T> ignored;
     multiply_scores<Vectors>(values, 0, tile.n, slab.grad[i], p.value_dim, slab.grad_weights, ignored);
     if (p.dropout == 0) return;
     dropout_factors(p, slab.panel[i], tile.first, tile.n, slab.factors);
@@ -447,7 +447,7 @@ class Backward {
     const Panel<T>& panel = slab.panel[i];
     const RowBlock<T> tile_keys{keys.row(tile.first - block_first), keys.stride};
     const RowBlock<T> tile_values{values.row(tile.first - block_first), values.stride};
-    Seen<Vectors, T> ignored;
+    RunningMax<Vectors, T> ignored;
     score_tile<Vectors>(p, panel, tile, tile_keys, slab.query[i], ignored);
     multiply_weight_grads<Vectors>(slab, i, tile, tile_values);
     if (p.softcap > 0) {  // d/ds c·tanh(s/c) = 1 - tanh²
@@ -457,7 +457,7 @@ class Backward {
         store(slab.slope + x, (T{1} - t) * (T{1} + t));
       }
     }
-    if (tile.dressed_first < tile.dressed_last) dress_scores(p, panel, tile, ignored.max);
+    if (tile.masked_first < tile.masked_last) mask_scores(p, panel, tile, ignored.max);
     const T scale = static_cast<T>(std::clamp(p.scale_of(slab.head), -kMost, kMost));
     T* weights = slab.weights + (tile.first - block_first) * slab.width + at;
     T* grad_scores = slab.grad_scores + (tile.first - block_first) * slab.width + at;
@@ -513,7 +513,7 @@ class Backward {
     constexpr int W = kLanes<T>;
     IntVec<T> counts = iota<Int<T>>() + Int<T>(v * W) < Int<T>(panel.n);
     if (tile.mask.has_bias)
-      counts &= ~(load(tile.mask.bias + (j - tile.dressed_first) * panel.width + v * W) <=
+      counts &= ~(load(tile.mask.bias + (j - tile.masked_first) * panel.width + v * W) <=
                   statistically_hidden<T>(p));
     return counts;
   }

@@ -90,10 +90,10 @@ inline void multiply_rows(RowBlock<S> keys, Index n, const T* query, Index dim, 
 
 // The maximum of n keys' scores.
 template <int Vectors, class T>
-inline void look_at_scores(const T* scores, Index n, Seen<Vectors, T>& seen) {
+inline void update_max(const T* scores, Index n, RunningMax<Vectors, T>& running) {
   for (Index j = 0; j < n; ++j)
     LH_UNROLL for (int v = 0; v < Vectors; ++v, scores += kLanes<T>)
-      seen.max[v] = max(seen.max[v], load(scores));
+      running.max[v] = max(running.max[v], load(scores));
 }
 
 // output[row][columns] += weights[key][row] * values[key][columns] for Keys keys, Vectors vectors at a
@@ -353,7 +353,7 @@ class Decode {
                                   tile.scores + r, width);
     });
     if (w.panel.is_late) {
-      Seen<Vectors, T> ignored;
+      RunningMax<Vectors, T> ignored;
       scale_scores(w.panel, tile.scores, 0, tile.n, ignored);
     }
     alignas(64) T rescale[Vectors * W], sums[Vectors * W];
@@ -369,7 +369,7 @@ class Decode {
       for (Index x = 0; x < tile.n * width; x += W)
         store(tile.scores + x, load(tile.scores + x) * load(factors + x));
     }
-    const bool guard = tile.hides && !all_finite(values, tile.dressed_first, tile.dressed_last,
+    const bool guard = tile.hides && !all_finite(values, tile.masked_first, tile.masked_last,
                                                  p.value_dim);
     const ReadOrder order(tile.n);
     for (Index from = 0; from < tile.n; from += kSumKeys) {
@@ -394,8 +394,8 @@ class Decode {
   // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if there
   // are enough of them and no mask, dropout or late scale has its say, which know one key per vector.
   Index tile_width(const Panel<T>& panel, const ScoreTile<T>& tile) const {
-    const bool dressed = tile.dressed_first < tile.dressed_last;
-    if (tile.n < 32 || dressed || p.dropout > 0 || panel.is_late) return panel.width;
+    const bool masked = tile.masked_first < tile.masked_last;
+    if (tile.n < 32 || masked || p.dropout > 0 || panel.is_late) return panel.width;
     return panel.n <= 2 ? panel.n : panel.n <= 4 ? 4 : panel.width;
   }
 
@@ -403,12 +403,12 @@ class Decode {
   template <int Vectors, bool Measured>
   void weigh(Part& w, const ScoreTile<T>& tile, T* rescale) {
     constexpr Index width = Vectors * kLanes<T>;
-    Seen<Vectors, T> seen;
-    look_at_scores<Vectors>(tile.scores, tile.dressed_first, seen);
-    look_at_scores<Vectors>(tile.scores + tile.dressed_last * width, tile.n - tile.dressed_last,
-                            seen);
-    dress_tile<Vectors, Measured>(p, w.panel, tile, seen, w.state);
-    softmax_step<Vectors, Measured>(w.panel, tile, seen, w.state, rescale);
+    RunningMax<Vectors, T> running;
+    update_max<Vectors>(tile.scores, tile.masked_first, running);
+    update_max<Vectors>(tile.scores + tile.masked_last * width, tile.n - tile.masked_last,
+                            running);
+    mask_tile<Vectors, Measured>(p, w.panel, tile, running, w.state);
+    softmax_step<Vectors, Measured>(w.panel, tile, running, w.state, rescale);
   }
 
   // The same with `rows` lanes a key, several keys a vector: to the softmax a step of such keys is
@@ -429,28 +429,28 @@ class Decode {
           (w.panel.position[lane % rows] - static_cast<T>(tile.first + lane / rows)) / keys;
     if (whole < steps.n) {  // lanes past the last key are hidden
       std::fill(tile.scores + tile.n * rows, tile.scores + steps.n * W, T{0});
-      steps.dressed_last = steps.n;
+      steps.masked_last = steps.n;
       steps.hides = true;
       for (int lane = 0; lane < W; ++lane)
         steps.mask.visible[lane] = whole * keys + lane / rows < tile.n ? -1 : 0;
     }
     RowState<T>& state = w.state;
     spread_lanes(state, rows, Measured);
-    Seen<1, T> seen;
-    look_at_scores<1>(steps.scores, whole, seen);
-    dress_tile<1, Measured>(p, lanes, steps, seen, state);
+    RunningMax<1, T> running;
+    update_max<1>(steps.scores, whole, running);
+    mask_tile<1, Measured>(p, lanes, steps, running, state);
     alignas(64) T own[W], top[W];
     Int<T> has_argmax[W] = {};
-    store(own, seen.max[0]);
+    store(own, running.max[0]);
     for (int row = 0; row < rows; ++row) {
       int best = row;
       for (int lane = row; lane < W; lane += rows) best = own[lane] > own[best] ? lane : best;
       for (int lane = row; lane < W; lane += rows) top[lane] = own[best];
       has_argmax[best] = -1;
     }
-    seen.max[0] = load(top);
+    running.max[0] = load(top);
     if constexpr (Measured) store(state.distance, load(state.distance) / static_cast<T>(keys));
-    softmax_step<1, Measured>(lanes, steps, seen, state, rescale, load(has_argmax));
+    softmax_step<1, Measured>(lanes, steps, running, state, rescale, load(has_argmax));
     if constexpr (Measured) {
       store(state.distance, load(state.distance) * static_cast<T>(keys));
       merge_lanes(state, rows);
@@ -466,8 +466,8 @@ class Decode {
     for (int r = 0; r < w.panel.n; ++r)
       for (Index i = from; i < to; ++i) {
         const Index j = order(i);
-        const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
-        if (dressed && !tile.mask.visible[(j - tile.dressed_first) * width + r]) continue;
+        const bool masked = j >= tile.masked_first && j < tile.masked_last;
+        if (masked && !tile.mask.visible[(j - tile.masked_first) * width + r]) continue;
         const Vec<T> weight = splat(tile.scores[j * width + r]);
         T* to = sums + r * value_stride;
         for (Index c = 0; c < value_stride; c += W)
@@ -487,9 +487,9 @@ class Decode {
         merge_rows(w.state, other.state, w.panel.vectors, p.health != nullptr);
         alignas(64) T mine[kMaxLanes<T>], theirs[kMaxLanes<T>];
         for (int at = 0; at < w.panel.width; at += W) {
-          const Vec<T> shift = finite_shift<T>(load(w.state.max + at));
-          store(mine + at, exp2<T>(load(before + at) - shift));
-          store(theirs + at, exp2<T>(load(other.state.max + at) - shift));
+          const Vec<T> top = load(w.state.max + at);
+          store(mine + at, rescale_factor<T>(load(before + at), top));
+          store(theirs + at, rescale_factor<T>(load(other.state.max + at), top));
         }
         for (int r = 0; r < w.panel.n; ++r)
           for (Index c = 0; c < value_stride; c += W) {

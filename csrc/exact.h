@@ -5,7 +5,6 @@
 
 #include <vector>
 
-#include "pack.h"
 #include "mask.h"
 
 namespace levelhead::LEVELHEAD_ISA {

@@ -163,13 +163,13 @@ class Prefill {
   // together where every row sees every key, unless they are asked for row by row.
   template <int Vectors, bool Measured>
   void score(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, bool by_row,
-             Seen<Vectors, T>& seen) {
-    score_tile<Vectors>(p, w.panel, tile, keys, w.query, seen);
-    const bool whole = tile.dressed_first == tile.dressed_last && w.panel.n == w.panel.width;
+             RunningMax<Vectors, T>& running) {
+    score_tile<Vectors>(p, w.panel, tile, keys, w.query, running);
+    const bool whole = tile.masked_first == tile.masked_last && w.panel.n == w.panel.width;
     if (Measured && whole && !by_row)
-      w.state->pool_scores(tile, Vectors, pooled_scores<Vectors>(tile, seen));
+      w.state->pool_scores(tile, Vectors, pooled_scores<Vectors>(tile, running));
     else
-      dress_tile<Vectors, Measured>(p, w.panel, tile, seen, *w.state);
+      mask_tile<Vectors, Measured>(p, w.panel, tile, running, *w.state);
   }
 
   // The tile becomes weights, relative to the rows' maximum so far. `rescale` receives what the output
@@ -178,9 +178,9 @@ class Prefill {
   void weigh(Work& w, const ScoreTile<T>& tile, RowBlock<T> keys, T* factors, T* rescale) {
     constexpr int W = kLanes<T>;
     constexpr Index width = Vectors * W;
-    Seen<Vectors, T> seen;
-    score<Vectors, Measured>(w, tile, keys, false, seen);
-    softmax_step<Vectors, Measured>(w.panel, tile, seen, *w.state, rescale);
+    RunningMax<Vectors, T> running;
+    score<Vectors, Measured>(w, tile, keys, false, running);
+    softmax_step<Vectors, Measured>(w.panel, tile, running, *w.state, rescale);
     if (factors) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
@@ -193,7 +193,7 @@ class Prefill {
     constexpr int W = kLanes<T>;
     for (int at = 0; at < w.panel.width; at += W) {
       const Vec<T> top = load(w.state->max + at);
-      const Vec<T> rescale = exp2<T>(load(w.aside_max + at) - finite_shift<T>(top));
+      const Vec<T> rescale = rescale_factor<T>(load(w.aside_max + at), top);
       auto add = [&](T* sum, T* more) {
         store(sum, fma(load(sum), rescale, load(more)));
         store(more, Vec<T>{});
@@ -216,8 +216,8 @@ class Prefill {
       if (!prepare_tile(p, w.panel, k, end, buffer, tile)) continue;
       const RowBlock<T> keys = stage(key_rows, tile.first, end, p.key_dim, 1, true, key_scratch);
       with_vectors(w.panel.vectors, [&](auto vectors) {
-        Seen<vectors, T> seen;
-        score<vectors, true>(w, tile, keys, true, seen);
+        RunningMax<vectors, T> running;
+        score<vectors, true>(w, tile, keys, true, running);
       });
     }
   }
@@ -250,9 +250,9 @@ class Prefill {
         for (Index j = from; j < to; ++j) {
           const Vec<T> next =
               fma(splat(values.row(j)[d]), load(tile.scores + j * width + v * W), sum);
-          const bool dressed = j >= tile.dressed_first && j < tile.dressed_last;
-          const Index mask_at = (j - tile.dressed_first) * width + v * W;
-          sum = dressed ? select<T>(load_mask<T>(tile.mask.visible + mask_at), next, sum) : next;
+          const bool masked = j >= tile.masked_first && j < tile.masked_last;
+          const Index mask_at = (j - tile.masked_first) * width + v * W;
+          sum = masked ? select<T>(load_mask<T>(tile.mask.visible + mask_at), next, sum) : next;
         }
         T* at = w.output + d * width + v * W;
         store(at, fma(load(at), load(rescale + v * W), sum));

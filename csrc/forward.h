@@ -55,44 +55,4 @@ inline bool all_finite(RowBlock<S> rows, Index from, Index to, Index columns) {
   return sum<T>(probe) + rest == T{0};
 }
 
-// Rows are cut into panels of 3 vectors, with a remainder of 2s: 8 vectors are 3 + 3 + 2 and 7 are
-// 3 + 2 + 2, because a panel of one vector cannot keep the multipliers busy.
-template <class T>
-struct PanelCut {
-  Index rows, origin, threes, panels;
-
-  explicit PanelCut(Index n, Index first = 0) : rows(n), origin(first) {
-    const Index vectors = (n + kLanes<T> - 1) / kLanes<T>;
-    const Index twos = vectors % 3 == 0 ? 0 : vectors % 3 == 2 ? 1 : vectors >= 4 ? 2 : 0;
-    threes = (vectors - 2 * twos) / 3;
-    panels = threes + twos + (vectors == 1);
-  }
-  Index start(Index i) const {
-    return std::min(rows, kLanes<T> * (i <= threes ? 3 * i : 3 * threes + 2 * (i - threes)));
-  }
-  void cut(const Problem& p, Index batch, Index head, Index i, Panel<T>& panel,
-           bool exact = false) const {
-    const Index first = start(i);
-    panel.n = static_cast<int>((i + 1 == panels ? rows : start(i + 1)) - first);
-    panel.vectors = (panel.n + kLanes<T> - 1) / kLanes<T>;
-    panel.width = panel.vectors * kLanes<T>;
-    panel.batch = batch;
-    for (int lane = 0; lane < panel.n; ++lane) {
-      panel.head[lane] = head;
-      panel.query[lane] = origin + first + lane;
-    }
-    panel.place(p, Band(p, batch), exact);
-  }
-};
-
-// Calls f.template operator()<Vectors>() with the panel's number of vectors.
-template <class F>
-LH_INLINE void with_vectors(int vectors, F f) {
-  switch (vectors) {
-    case 1: return f(std::integral_constant<int, 1>{});
-    case 2: return f(std::integral_constant<int, 2>{});
-    default: return f(std::integral_constant<int, 3>{});
-  }
-}
-
 }  // namespace levelhead::LEVELHEAD_ISA

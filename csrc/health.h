@@ -4,36 +4,15 @@
 
 #include <array>
 
-#include "softmax.h"
+#include "score_statistics.h"
 
 namespace levelhead::LEVELHEAD_ISA {
 
+// What is kept of each row while its keys go by. All but the softmax itself is used only when health is
+// asked for, and never flows back into the output. Scores are in units of ln 2.
 template <class T>
-constexpr T kLarge = static_cast<T>(kLargeScore * kLog2e);  // in units of ln 2
-
-template <class T>
-LH_INLINE bool has_large(const Scores<T>& scores) {
-  return any((scores.least < -kLarge<T>) | (scores.most > kLarge<T>));
-}
-// Raw scores beyond ±kLargeScore in one vector's column of a tile; -inf is a hidden one.
-template <class T>
-inline Vec<T> count_large(const T* scores, Index width, Index n) {
-  const T limit = kLarge<T>;
-  Vec<T> count = {};
-  for (Index j = 0; j < n; ++j) {
-    const Vec<T> x = load(scores + j * width);
-    count += select<T>((x > limit) | ((x < -limit) & (x > -kInf<T>)), splat(T{1}), Vec<T>{});
-  }
-  return count;
-}
-
-// What is kept of each row while its keys go by. The softmax's own two come first; the rest is
-// used only when health is asked for, and never flows back into the output.
-template <class T>
-struct RowState {
-  static constexpr int N = kMaxLanes<T>;
-  alignas(64) T max[N];  // in units of ln 2, like every score here
-  T sum[N];              // of 2^(score - max)
+struct RowState : OnlineSoftmax<T> {
+  using OnlineSoftmax<T>::N, OnlineSoftmax<T>::max, OnlineSoftmax<T>::sum;
 
   T tail[N], tail_d[N], tail_2[N], tail_3[N];  // Σe, Σe·d, Σe², Σe³ without one argmax; d = s - max
   T distance[N];                               // Σe·|i - j|
@@ -58,10 +37,7 @@ struct RowState {
     }
   }
   void start(bool measured) {
-    LH_UNROLL for (int at = 0; at < N; at += kLanes<T>) {
-      store(max + at, splat(-kInf<T>));
-      store(sum + at, Vec<T>{});
-    }
+    OnlineSoftmax<T>::start();
     weighed = false;
     if (measured) forget_scores();
   }
@@ -183,24 +159,24 @@ inline void tail_sums(const T* weights, Index width, Index n, Vec<T>& e, Vec<T>&
   e3 += ties;
 }
 
-// Raw-score statistics of the dressed keys, before they are dressed: visible pairs only, and a bias
+// Raw-score statistics of the masked keys, before they are masked: visible pairs only, and a bias
 // as low as "hidden" is written counts as hidden.
 template <class T>
-inline void measure_dressed(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
+inline void measure_masked(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
                             RowState<T>& state) {
   constexpr int W = kLanes<T>;
   const T hidden = statistically_hidden<T>(p);
   const T limit = kLarge<T>;
   for (int v = 0; v < panel.vectors; ++v) {
     auto seen = [&](Index j) {
-      const Index at = (j - tile.dressed_first) * panel.width + v * W;
+      const Index at = (j - tile.masked_first) * panel.width + v * W;
       IntVec<T> see = tile.hides ? load_mask<T>(tile.mask.visible + at) : ~IntVec<T>{};
       if (tile.mask.has_bias) see &= ~(load(tile.mask.bias + at) <= hidden);
       return see;
     };
     Scores<T> s = Scores<T>::none();
     Vec<T> sum = {}, hidden_top = splat(-kInf<T>);
-    for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
+    for (Index j = tile.masked_first; j < tile.masked_last; ++j) {
       const Vec<T> x = load(tile.scores + j * panel.width + v * W);
       const IntVec<T> see = seen(j);
       s.count += select<T>(see, splat(T{1}), Vec<T>{});
@@ -208,14 +184,14 @@ inline void measure_dressed(const Problem& p, const Panel<T>& panel, const Score
       s.least = min(s.least, select<T>(see, x, s.least));
       s.most = max(s.most, select<T>(see, x, s.most));
       if (tile.mask.has_bias) {  // |x| is more than what a softcap leaves of it
-        const Index at = (j - tile.dressed_first) * panel.width + v * W;
+        const Index at = (j - tile.masked_first) * panel.width + v * W;
         const Vec<T> logit = abs<T>(x) + load(tile.mask.bias + at);
         const IntVec<T> visible = load_mask<T>(tile.mask.visible + at);
         hidden_top = max(select<T>(~see & visible, logit, hidden_top), hidden_top);
       }
     }
     s.mean = sum / max(s.count, splat(T{1}));
-    for (Index j = tile.dressed_first; j < tile.dressed_last; ++j) {
+    for (Index j = tile.masked_first; j < tile.masked_last; ++j) {
       const Vec<T> x = load(tile.scores + j * panel.width + v * W);
       const IntVec<T> see = seen(j);
       const Vec<T> c = select<T>(see, x - s.mean, Vec<T>{});
@@ -233,7 +209,7 @@ inline void merge_rows(RowState<T>& a, const RowState<T>& b, int vectors, bool m
   for (int at = 0; at < vectors * kLanes<T>; at += kLanes<T>) {
     const Vec<T> ma = load(a.max + at), mb = load(b.max + at);
     const Vec<T> m = max(ma, mb), shift = finite_shift<T>(m);
-    const Vec<T> wa = exp2<T>(ma - shift), wb = exp2<T>(mb - shift);
+    const Vec<T> wa = rescale_factor<T>(ma, m), wb = rescale_factor<T>(mb, m);
     store(a.max + at, m);
     store(a.sum + at, fma(load(a.sum + at), wa, load(b.sum + at) * wb));
     if (!measured) continue;
@@ -286,17 +262,17 @@ inline void merge_lanes(RowState<T>& state, int rows) {
 
 // From raw scores to what enters the softmax, with the statistics of the raw ones on the way.
 template <int Vectors, bool Measured, class T>
-inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
-                       Seen<Vectors, T>& seen, RowState<T>& state) {
+inline void mask_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<T>& tile,
+                       RunningMax<Vectors, T>& running, RowState<T>& state) {
   constexpr int W = kLanes<T>;
   if (!only_hides(p, tile)) {
-    if constexpr (Measured) measure_dressed(p, panel, tile, state);
-    return dress_scores(p, panel, tile, seen.max);
+    if constexpr (Measured) measure_masked(p, panel, tile, state);
+    return mask_scores(p, panel, tile, running.max);
   }
-  if (tile.hides) hide_scores<Vectors>(tile, seen);
+  if (tile.hides) hide_scores<Vectors>(tile, running);
   if constexpr (Measured) {
     Scores<T> scores[Vectors];
-    measure_scores<Vectors>(tile, seen, scores);
+    measure_scores<Vectors>(tile, running, scores);
     LH_UNROLL for (int v = 0; v < Vectors; ++v) {
       if (has_large(scores[v]))
         scores[v].large = count_large<T>(tile.scores + v * W, panel.width, tile.n);
@@ -305,36 +281,26 @@ inline void dress_tile(const Problem& p, const Panel<T>& panel, const ScoreTile<
   }
 }
 
-// One step of the online softmax: the tile's scores become weights relative to the new maximum,
-// and the rows' state takes them in. `rescale` receives what everything accumulated so far must be
-// multiplied by. Where several lanes are one row's, one of them has its argmax.
+// A step of the online softmax that the rows' statistics take part in, if measured. Where several lanes
+// are one row's, one of them has its argmax.
 template <int Vectors, bool Measured, class T>
 inline void softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
-                         const Seen<Vectors, T>& seen, RowState<T>& state, T* rescale,
+                         const RunningMax<Vectors, T>& running, RowState<T>& state, T* rescale,
                          IntVec<T> has_argmax = ~IntVec<T>{}) {
   constexpr int W = kLanes<T>;
-  constexpr Index width = Vectors * W;
-  Vec<T> before[Vectors], shift[Vectors], scale[Vectors], sum[Vectors], sum_d[Vectors];
-  for (int v = 0; v < Vectors; ++v) {
-    before[v] = load(state.max + v * W);
-    const Vec<T> top = max(before[v], seen.max[v]);
-    shift[v] = finite_shift<T>(top);
-    scale[v] = exp2<T>(before[v] - shift[v]);
-    store(state.max + v * W, top);
-    store(rescale + v * W, scale[v]);
-  }
-  const Vec<T> one = splat(T{1}), zero = {};
-  exponentiate<Vectors, Measured>(tile.scores, tile.n, shift, sum, sum_d);
+  const SoftmaxStep<Vectors, Measured, T> step(tile, running, state, rescale);
   if constexpr (Measured) {
+    const Vec<T> one = splat(T{1}), zero = {};
     const WeightSums<Vectors, T> s(tile, panel);
     for (int v = 0; v < Vectors; ++v) {
       const T* column = tile.scores + v * W;
-      const IntVec<T> started = before[v] > -kInf<T>, rises = (seen.max[v] > before[v]) & has_argmax;
+      const IntVec<T> started = step.before[v] > -kInf<T>;
+      const IntVec<T> rises = (running.max[v] > step.before[v]) & has_argmax;
       const Vec<T> argmax = select<T>(rises, one, zero);
-      Vec<T> e = sum[v] - argmax, e2 = s.squares[v] - argmax, e3 = s.cubes[v] - argmax;
+      Vec<T> e = step.sum[v] - argmax, e2 = s.squares[v] - argmax, e3 = s.cubes[v] - argmax;
       if (const IntVec<T> cancels = rises & (e < T{1}); any(cancels)) {
         Vec<T> t, t2, t3;
-        tail_sums<T>(column, width, tile.n, t, t2, t3);
+        tail_sums<T>(column, Vectors * W, tile.n, t, t2, t3);
         e = select<T>(cancels, t, e);
         e2 = select<T>(cancels, t2, e2);
         e3 = select<T>(cancels, t3, e3);
@@ -342,27 +308,24 @@ inline void softmax_step(const Panel<T>& panel, const ScoreTile<T>& tile,
       if (!state.weighed) {
         store(state.first + v * W, tile.first == 0 ? load(column) : zero);
         store(state.tail + v * W, e);
-        store(state.tail_d + v * W, sum_d[v]);
+        store(state.tail_d + v * W, step.sum_d[v]);
         store(state.tail_2 + v * W, e2);
         store(state.tail_3 + v * W, e3);
         store(state.distance + v * W, s.distance[v]);
         continue;
       }
       const Vec<T> join = select<T>(rises & started, one, zero);
-      const Vec<T> delta = select<T>(started, before[v] - shift[v], zero);
-      const Vec<T> w = scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
+      const Vec<T> delta = select<T>(started, step.before[v] - step.shift[v], zero);
+      const Vec<T> w = step.scale[v], w2 = w * w, t = load(state.tail + v * W) + join;
       store(state.first + v * W, tile.first == 0 ? load(column) : w * load(state.first + v * W));
       store(state.tail + v * W, fma(w, t, e));
-      store(state.tail_d + v * W, fma(w, fma(delta, t, load(state.tail_d + v * W)), sum_d[v]));
+      store(state.tail_d + v * W, fma(w, fma(delta, t, load(state.tail_d + v * W)), step.sum_d[v]));
       store(state.tail_2 + v * W, fma(w2, load(state.tail_2 + v * W) + join, e2));
       store(state.tail_3 + v * W, fma(w2 * w, load(state.tail_3 + v * W) + join, e3));
       store(state.distance + v * W, fma(w, load(state.distance + v * W), s.distance[v]));
     }
     state.weighed = true;
   }
-
-  for (int v = 0; v < Vectors; ++v)
-    store(state.sum + v * W, fma(load(state.sum + v * W), scale[v], sum[v]));
 }
 
 }  // namespace levelhead::LEVELHEAD_ISA

@@ -43,14 +43,23 @@ struct Tensor {
 
 constexpr Index kOpen = std::numeric_limits<Index>::max() / 4;  // a window side without a limit
 
-// Columns of one head's health sums, in the order that levelhead._health.HEALTH_SUMS names them.
-enum HealthSum : int {
-  kRows, kPairs, kEmptyRows, kNonfiniteRows, kFiniteRows, kChoiceRows, kWidestRow, kScoreCount,
-  kScoreMax, kScoreMin, kScoreMean, kScoreM2, kLargeScores, kEntropy, kEntropyRatio,
-  kEffectiveKeys, kTopWeight, kSaturated, kSignal, kJacobianNorm, kFirstKey, kDistance, kNullMass,
-  kHealthSums
-};
-enum GradSum : int { kWeightGradSq, kScoreGradSq, kGradSums };
+// Columns of one head's health sums, and the names by which Python knows them: the table of
+// statistics (levelhead/_health/statistics.py) has them in the same order, which is checked at import.
+#define LEVELHEAD_HEALTH_SUMS(X)                                                                  \
+  X(kRows, "rows") X(kPairs, "pairs") X(kEmptyRows, "empty_rows")                                 \
+  X(kNonfiniteRows, "nonfinite_rows") X(kFiniteRows, "finite_rows") X(kChoiceRows, "choice_rows") \
+  X(kWidestRow, "widest_row") X(kScoreCount, "score_count") X(kScoreMax, "score_max")             \
+  X(kScoreMin, "score_min") X(kScoreMean, "score_mean") X(kScoreM2, "score_m2")                   \
+  X(kLargeScores, "large_scores") X(kEntropy, "entropy") X(kEntropyRatio, "entropy_ratio")        \
+  X(kEffectiveKeys, "effective_keys") X(kTopWeight, "top_weight") X(kSaturated, "saturated")      \
+  X(kSignal, "signal") X(kJacobianNorm, "jacobian_norm") X(kFirstKey, "first_key")                \
+  X(kDistance, "distance") X(kNullMass, "null_mass")
+#define LEVELHEAD_GRAD_SUMS(X) \
+  X(kWeightGradSq, "weight_grad_sq") X(kScoreGradSq, "score_grad_sq")
+#define LEVELHEAD_COLUMN(column, name) column,
+#define LEVELHEAD_COLUMN_NAME(column, name) name,
+enum HealthSum : int { LEVELHEAD_HEALTH_SUMS(LEVELHEAD_COLUMN) kHealthSums };
+enum GradSum : int { LEVELHEAD_GRAD_SUMS(LEVELHEAD_COLUMN) kGradSums };
 
 constexpr double kLargeScore = 100.0;      // |score| beyond this counts as large
 constexpr double kSaturatedWeight = 0.99;  // a row whose largest weight passes this is saturated

@@ -58,7 +58,7 @@ class Weights {
     const RowsIn key_rows(p.key, panel.batch, head / p.group());
     RowState<T> state;  // knows of a sink
     state.start(p, panel, false);
-    Seen<Vectors, T> seen;
+    RunningMax<Vectors, T> running;
     auto hide = [&](Index from, Index to) {
       std::fill(scores + from * width, scores + std::max(from, to) * width, -kInf<T>);
     };
@@ -73,15 +73,15 @@ class Weights {
       tile.scores = scores + tile.first * width;
       const RowBlock<T> keys =
           stage(key_rows, tile.first, tile.first + tile.n, p.key_dim, 1, true, key_scratch);
-      score_tile<Vectors>(p, panel, tile, keys, query, seen);
-      dress_tile<Vectors, false>(p, panel, tile, seen, state);
+      score_tile<Vectors>(p, panel, tile, keys, query, running);
+      mask_tile<Vectors, false>(p, panel, tile, running, state);
       hide(k, tile.first);
       hide(tile.first + tile.n, end);
     }
 
     alignas(64) T top[width];
     for (int v = 0; v < Vectors; ++v)
-      store(top + v * W, finite_shift<T>(max(load(state.max + v * W), seen.max[v])));
+      store(top + v * W, finite_shift<T>(max(load(state.max + v * W), running.max[v])));
     const bool large = std::any_of(
         top, top + panel.n, [](T x) { return x > static_cast<T>(kLargestFloatScore * kLog2e); });
     if (large && sizeof(T) == 4) return Weights<double>(p, q, panel.n).run_head(panel.batch, head);
