@@ -3,7 +3,6 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
-#include <structmember.h>
 
 #include <algorithm>
 #include <cmath>
@@ -350,37 +349,16 @@ PyTypeObject* class_of(const char* module, const char* name) {
       nb::object(nb::module_::import_(module).attr(name)).release().ptr());
 }
 
-// Where instances of a class keep one of its __slots__.
-Py_ssize_t slot_of(PyTypeObject* type, const char* name) {
-  const nb::object member = nb::handle(reinterpret_cast<PyObject*>(type)).attr(name);
-  return reinterpret_cast<PyMemberDescrObject*>(member.ptr())->d_member->offset;
+// Health(sums)
+nb::object new_health(const nb::object& sums) {
+  static PyObject* const type = reinterpret_cast<PyObject*>(class_of("levelhead._health", "Health"));
+  PyObject* arguments[] = {sums.ptr()};
+  nb::object health = nb::steal(PyObject_Vectorcall(type, arguments, 1, nullptr));
+  if (!health) throw nb::python_error();
+  return health;
 }
 
-// A Health whose array of sums is still to be made when someone looks, of these bytes: the number of
-// dimensions, their sizes, the sums. A tiny call would feel the array, and the constructor too.
-struct NewHealth {
-  nb::object object;
-  double* sums;
-
-  NewHealth(const Index* batch_shape, int batch_dims, Index batch, Index heads) {
-    static PyTypeObject* const type = class_of("levelhead._health", "Health");
-    static const Py_ssize_t slot = slot_of(type, "_unmade");
-    const Index numbers = 1 + batch_dims + 2 + batch * heads * kHealthSums;
-    nb::object bytes = nb::steal(PyBytes_FromStringAndSize(
-        nullptr, static_cast<Py_ssize_t>(static_cast<std::size_t>(numbers) * sizeof(double))));
-    object = nb::steal(type->tp_alloc(type, 0));
-    if (!bytes || !object) throw nb::python_error();
-    sums = reinterpret_cast<double*>(PyBytes_AS_STRING(bytes.ptr()));
-    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(object.ptr()) + slot) =
-        bytes.release().ptr();
-    *sums++ = batch_dims + 2;
-    for (int d = 0; d < batch_dims; ++d) *sums++ = static_cast<double>(batch_shape[d]);
-    *sums++ = static_cast<double>(heads);
-    *sums++ = kHealthSums;
-  }
-};
-
-// AttentionResult(...), without its constructor either.
+// AttentionResult(...), without its constructor, which a tiny call would feel.
 nb::object new_result(nb::object output, nb::object lse, nb::object weights, nb::object health) {
   static PyTypeObject* const type = class_of("levelhead._result", "AttentionResult");
   nb::object result = nb::steal(type->tp_alloc(type, 4));
@@ -417,8 +395,7 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
     run(p, [&] { kernels().forward(p); });
     return nb::borrow<nb::any>(output.object);
   }
-  std::optional<NewArray> lse, weights;
-  std::optional<NewHealth> health;
+  std::optional<NewArray> lse, weights, sums;
   if (want_lse) {
     lse.emplace(std::vector<Index>(shape.begin(), shape.end() - 1), lse_dtype(dtype));
     p.lse = lse->view.data;
@@ -429,14 +406,14 @@ nb::any forward(nb::handle query, nb::handle key, nb::handle value, nb::handle m
     p.weights = describe_like(q.view, weights->view, p.heads, p.queries, p.keys);
   }
   if (want_health) {
-    health.emplace(q.view.shape, p.query.batch_dims, p.batch, p.heads);
-    p.health = health->sums;
+    sums.emplace(shape_like(q.view, {p.heads, kHealthSums}), Dtype::f64);
+    p.health = static_cast<double*>(sums->view.data);
   }
   run(p, [&] { kernels().forward(p); });
   auto given = [](bool wanted, auto& a) { return wanted ? a->object : nb::none(); };
   return nb::borrow<nb::any>(new_result(output.object, given(want_lse, lse),
                                         given(want_weights, weights),
-                                        given(want_health, health)));
+                                        want_health ? new_health(sums->object) : nb::none()));
 }
 
 // (dq, dk, dv, gradient health sums or None, gradient of the scores or None)
