@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
+from .._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

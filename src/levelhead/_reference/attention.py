@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ._health import GradHealth, Health
-from ._reference_health import health_sums
-from ._result import AttentionGradients, AttentionResult
-from ._scaling import sqrt_dk
+from .._health import GradHealth, Health
+from .._result import AttentionGradients, AttentionResult
+from .._scaling import sqrt_dk
+from .health import health_sums
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
