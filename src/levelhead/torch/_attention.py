@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._attention import Window, _flag
+from .._attention import Window, _flag, _number
 from .._health import Health
 from .._result import AttentionResult
 from . import _elsewhere
-from ._given import Given, Numbers, normalise
+from ._given import Given, Numbers, _check_tensor, _refuse, normalise
 from ._ops import differentiable
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "normalise",
     "scaled_dot_product_attention",
     "sdpa_options",
+    "sdpa_scale",
     "sdpa_tensors",
 ]
 
@@ -135,14 +137,21 @@ def scaled_dot_product_attention(
 
     The signature and the meaning are PyTorch's: is_causal aligns the first query with the first
     key, a bool mask is True where attention is allowed, a float mask is added, gradients flow to
-    the mask too.
+    the mask too. Queries and keys without a column have scores of 0, whatever the scale.
     """
-    if not 0 <= dropout_p <= 1:
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        _refuse(query, key, value)
+    if attn_mask is not None:
+        _check_tensor("attn_mask", attn_mask, query)
+    if not 0 <= (dropout_p := _number("dropout_p", dropout_p)) <= 1:
         raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
+    is_causal, enable_gqa = _flag("is_causal", is_causal), _flag("enable_gqa", enable_gqa)
     nothing = dropout_p == 1  # PyTorch allows it: no weight is left
     output: Tensor = attention(
         *sdpa_tensors(query, key, value, enable_gqa),
-        **sdpa_options(attn_mask, 0.0 if nothing else dropout_p, is_causal, scale),
+        **sdpa_options(
+            attn_mask, 0.0 if nothing else dropout_p, is_causal, sdpa_scale(query, scale)
+        ),
     )
     return output * 0 if nothing else output
 
@@ -150,7 +159,9 @@ def scaled_dot_product_attention(
 def sdpa_tensors(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The three with their batch dimensions broadcast, as PyTorch allows."""
+    """The three with their batch dimensions broadcast, and without a column, as PyTorch allows."""
+    if query.shape[-1:] == key.shape[-1:] == (0,):  # the engine wants one: of zeros, then
+        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query, key, value
     heads = 1 if enable_gqa else 0  # grouped heads are not broadcast
@@ -174,6 +185,11 @@ def sdpa_tensors(
         x.expand(*batch, *x.shape[n:]) for x, n in zip((query, key, value), split, strict=True)
     )
     return query, key, value
+
+
+def sdpa_scale(query: Tensor, scale: float | None) -> float | None:
+    """The scale; without a column there is nothing to multiply, even with inf or NaN."""
+    return 0.0 if query.shape[-1:] == (0,) else scale
 
 
 def sdpa_options(

@@ -127,6 +127,11 @@ def _check_tensor(name: str, tensor: Any, query: Tensor) -> None:
 def _refuse(query: Any, key: Any, value: Any) -> None:
     """Say which of the three is wrong."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if isinstance(tensor, list | tuple):
+            raise TypeError(
+                f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; "
+                "pass torch.as_tensor(...)"
+            )
         _check_tensor(name, tensor, query)
         if tensor.dim() < 2:
             raise ValueError(
