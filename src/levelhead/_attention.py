@@ -6,13 +6,14 @@ import secrets
 import sys
 from collections.abc import Sequence
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _engine
 from ._health import GradHealth
+from ._hints import refuse_options
 from ._result import AttentionGradients, AttentionResult
 
 OPEN = _engine.OPEN
@@ -39,6 +40,7 @@ def attention(
     return_health: bool = False,
     return_weights: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Scaled dot-product attention, softmax(QKᵀ·scale + mask)V, exact and in linear memory.
 
@@ -68,6 +70,8 @@ def attention(
     return_lse, return_health, return_weights: any of them makes the result an AttentionResult.
     threads: None = all that the process may use.
     """
+    if unknown:
+        refuse_options(attention, unknown)
     options = _options(
         causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads
     )
@@ -75,9 +79,12 @@ def attention(
         return_lse = _flag("return_lse", return_lse)
         return_health = _flag("return_health", return_health)
         return_weights = _flag("return_weights", return_weights)
-    result = _engine.forward(
-        query, key, value, mask, *options, return_lse, return_health, return_weights
-    )
+    try:
+        result = _engine.forward(
+            query, key, value, mask, *options, return_lse, return_health, return_weights
+        )
+    except TypeError as error:
+        raise _hinted(error, query=query, key=key, value=value) from None
     if type(result) is not AttentionResult:
         return _like(query, result)
     if (output := _like(query, result[0])) is result[0]:
@@ -111,6 +118,7 @@ def attention_backward(
     seed: int | None = None,
     return_health: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> AttentionGradients:
     """Gradients of `attention` with respect to query, key and value.
 
@@ -127,15 +135,20 @@ def attention_backward(
     return_health: also measure how much gradient gets through the softmax, per head.
     The weights are recomputed tile by tile; there is no L×S matrix here either.
     """
+    if unknown:
+        refuse_options(attention_backward, unknown)
     if dropout and seed is None:
         raise ValueError("seed: expected the seed of the forward pass with dropout, got None")
     options = _options(
         causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads
     )
     return_health = _flag("return_health", return_health)
-    dq, dk, dv, sums, _ = _engine.backward(
-        grad_output, query, key, value, output, lse, mask, *options, return_health, False
-    )
+    try:
+        dq, dk, dv, sums, _ = _engine.backward(
+            grad_output, query, key, value, output, lse, mask, *options, return_health, False
+        )
+    except TypeError as error:
+        raise _hinted(error, query=query, key=key, value=value) from None
     return AttentionGradients(
         _like(query, dq),
         _like(query, dk),
@@ -271,6 +284,14 @@ def _numbers(name: str, value: Any) -> NDArray[np.float64]:
     if array.dtype.kind not in "fiuV":
         raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
     return np.asarray(array, np.float64, order="C")
+
+
+def _hinted(error: TypeError, **arrays: Any) -> TypeError:
+    """The engine's error about an array; of one that is a list, with what to do."""
+    name = str(error).partition(":")[0]
+    if isinstance(arrays.get(name), list | tuple):
+        return TypeError(f"{error}; pass np.asarray(...)")
+    return error
 
 
 def _like(query: Any, array: NDArray[Any]) -> Any:

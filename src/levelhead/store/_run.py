@@ -7,7 +7,6 @@ import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._health import GradHealth, Health
+from .._hints import did_you_mean
 from .._per_head import Floats, PerHead
 from .._records import Alert
 from ._open import FilePath, StoreError, reading
@@ -174,6 +174,5 @@ def _alert(step: int, layer: str, *values: Any) -> Alert:
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:
     """Raise for a name that is not among those."""
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
+        meant = did_you_mean(name, names, "did you mean {!r}? ")
         raise StoreError(f"no {what} {name!r}: {meant}there are: {', '.join(names)}")

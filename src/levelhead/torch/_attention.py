@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._attention import Window, _flag, _number
 from .._health import Health
+from .._hints import refuse_options
 from .._result import AttentionResult
 from . import _elsewhere
 from ._given import Given, Numbers, _check_tensor, _refuse, normalise
@@ -49,6 +50,7 @@ def attention(
     return_health: bool = False,
     return_weights: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """`levelhead.attention` on tensors, with gradients.
 
@@ -64,6 +66,8 @@ def attention(
     own attention casts them. Tensors on another device than the CPU are left to PyTorch, dropout
     and its seed with them.
     """
+    if unknown:
+        refuse_options(attention, unknown)
     if has_torch_function((query, key, value)):
         return handle_torch_function(
             attention, (query, key, value), query, key, value,
