@@ -142,6 +142,20 @@ def test_things_that_are_no_array(thing, name):
         refuses(TypeError, f"mask: {text}", mask=thing)
 
 
+def test_masked_arrays():
+    text = (
+        "expected an array without masked elements, got a masked array; pass its filled(...), or "
+        "its data and a mask"
+    )
+    for place, name in enumerate(("query", "key", "value")):
+        arrays = [Q, K, V]
+        arrays[place] = np.ma.array(arrays[place], mask=False)
+        refuses(TypeError, f"{name}: {text}", *arrays)
+        with pytest.raises(TypeError, match=f"^{name}: expected an array without masked"):
+            lh.attention_backward(OUT, *arrays, OUT, LSE)
+    refuses(TypeError, f"mask: {text}", mask=np.ma.masked_less(ones(5, 6), 2))
+
+
 def test_views_between_elements():
     fields = np.zeros((5, 8), dtype=[("a", "f4"), ("b", "i1")])["a"]
     refuses(

@@ -1,4 +1,4 @@
-"""What an error adds to help: the name that was probably meant."""
+"""What errors say beside what is wrong: what came, and the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ _ELSEWHERE = {
     "scaling": "scale",
     "softmax_scale": "scale",
 }
+
+
+def shown(value: Any) -> str:
+    """What came, in one short line, whatever it is.
+
+    >>> from levelhead._hints import shown
+    >>> shown("a"), shown(10**5000)
+    ("'a'", 'an object of type int that cannot be printed')
+    """
+    try:
+        text = " ".join(line.strip() for line in repr(value).splitlines())
+    except Exception:  # Python prints no int of more than some thousand digits
+        return f"an object of type {type(value).__name__} that cannot be printed"
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def nearest(given: Any, known: Iterable[str], cutoff: float = 0.6) -> str | None:

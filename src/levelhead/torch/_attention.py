@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._attention import Window, _flag, _number
 from .._health import Health
 from .._hints import refuse_options
+from .._options import Window, flag, number
 from .._result import AttentionResult
 from . import _elsewhere
-from ._given import Given, Numbers, _check_tensor, _refuse, normalise
+from ._given import Given, Numbers, check_tensor, normalise, refuse
 from ._ops import differentiable
 
 __all__ = [
@@ -80,9 +80,9 @@ def attention(
         query, key, value, mask, causal, window, query_offset, key_lengths, scale, softcap, sinks,
         dropout, seed, threads,
     )  # fmt: skip
-    return_lse = _flag("return_lse", return_lse)
-    return_health = _flag("return_health", return_health)
-    return_weights = _flag("return_weights", return_weights)
+    return_lse = flag("return_lse", return_lse)
+    return_health = flag("return_health", return_health)
+    return_weights = flag("return_weights", return_weights)
     output, lse, weights, sums = compute(given, return_health, return_weights, lse=return_lse)
     if not (return_lse or return_health or return_weights):
         return output
@@ -143,19 +143,19 @@ def scaled_dot_product_attention(
     key, a bool mask is True where attention is allowed, a float mask is added, gradients flow to
     the mask too. Queries and keys without a column have scores of 0, whatever the scale.
     """
-    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
-        _refuse(query, key, value)
-    if attn_mask is not None:
-        _check_tensor("attn_mask", attn_mask, query)
-    if not 0 <= (dropout_p := _number("dropout_p", dropout_p)) <= 1:
+    if attn_mask is not None and isinstance(query, Tensor):
+        check_tensor("attn_mask", attn_mask, query)
+    if not 0 <= (dropout_p := number("dropout_p", dropout_p)) <= 1:
         raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
-    is_causal, enable_gqa = _flag("is_causal", is_causal), _flag("enable_gqa", enable_gqa)
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     nothing = dropout_p == 1  # PyTorch allows it: no weight is left
+    try:
+        tensors, scale = sdpa_tensors(query, key, value, enable_gqa), sdpa_scale(query, scale)
+    except AttributeError:  # of what is no tensor
+        refuse(query, key, value)
+        raise
     output: Tensor = attention(
-        *sdpa_tensors(query, key, value, enable_gqa),
-        **sdpa_options(
-            attn_mask, 0.0 if nothing else dropout_p, is_causal, sdpa_scale(query, scale)
-        ),
+        *tensors, **sdpa_options(attn_mask, 0.0 if nothing else dropout_p, is_causal, scale)
     )
     return output * 0 if nothing else output
 
@@ -164,7 +164,7 @@ def sdpa_tensors(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The three with their batch dimensions broadcast, and without a column, as PyTorch allows."""
-    if query.shape[-1:] == key.shape[-1:] == (0,):  # the engine wants one: of zeros, then
+    if _has_no_column(query) and _has_no_column(key):  # the engine wants one: of zeros, then
         query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query, key, value
@@ -193,7 +193,11 @@ def sdpa_tensors(
 
 def sdpa_scale(query: Tensor, scale: float | None) -> float | None:
     """The scale; without a column there is nothing to multiply, even with inf or NaN."""
-    return 0.0 if query.shape[-1:] == (0,) else scale
+    return 0.0 if _has_no_column(query) else scale
+
+
+def _has_no_column(tensor: Tensor) -> bool:
+    return tensor.numel() == 0 and tensor.shape[-1:] == (0,)
 
 
 def sdpa_options(
