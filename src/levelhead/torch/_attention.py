@@ -151,7 +151,7 @@ def scaled_dot_product_attention(
     nothing = dropout_p == 1  # PyTorch allows it: no weight is left
     try:
         tensors, scale = sdpa_tensors(query, key, value, enable_gqa), sdpa_scale(query, scale)
-    except AttributeError:  # of what is no tensor
+    except (AttributeError, RuntimeError):  # of what is no tensor, or a nested one
         refuse(query, key, value)
         raise
     output: Tensor = attention(

@@ -69,6 +69,7 @@ def normalise(
         and isinstance(key, Tensor)
         and isinstance(value, Tensor)
         and query.device == key.device == value.device
+        and not (query.is_nested or key.is_nested or value.is_nested)
         and min(query.dim(), key.dim(), value.dim()) >= 2
     ):
         refuse(query, key, value)
@@ -98,9 +99,11 @@ def normalise(
 
 
 def check_tensor(name: str, tensor: Any, query: Tensor) -> None:
-    """A tensor, on the device of the query."""
+    """A dense tensor, on the device of the query."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got a nested one")
     if tensor.device != query.device:
         raise ValueError(
             f"{name}: expected a tensor on {query.device} like query, got {tensor.device}"
@@ -181,9 +184,8 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _check_dtype(name: str, numbers: Tensor, integers: bool) -> None:
-    if numbers.layout is not torch.strided or numbers.is_nested:
-        got = "a nested one" if numbers.is_nested else f"one of layout {numbers.layout}"
-        raise TypeError(f"{name}: expected a dense tensor, got {got}")
+    if numbers.layout is not torch.strided:
+        raise TypeError(f"{name}: expected a dense tensor, got one of layout {numbers.layout}")
     if integers and numbers.dtype not in _INTEGERS and numbers.numel():  # [] is one of floats
         raise TypeError(f"{name}: expected integers, got dtype {numbers.dtype}")
     if not integers and (numbers.is_complex() or numbers.dtype is torch.bool):
