@@ -172,7 +172,7 @@ def test_errors(given, opts, error, text):
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors(layout):
     nested = torch.nested.nested_tensor([*Q], layout=layout)
-    given = {"query": Q, "key": Q, "value": Q, "mask": None}
+    given = {"query": Q, "key": Q, "value": Q, "mask": None, "scale": None, "sinks": None}
     for name in given:
         with pytest.raises(TypeError) as caught:
             lt.attention(**{**given, name: nested})

@@ -67,7 +67,7 @@ def number(name: str, value: Any) -> float:
     if type(value) is float:
         return value
     if type(value) is not int and _is_tensor(value):
-        value = without_gradient(name, value)
+        value = _without_gradient(name, value)
     # float() would read text, take an array with one number in it, and one that is masked as NaN.
     if not isinstance(value, (*TEXT, Masked)) and not getattr(value, "shape", ()):
         try:
@@ -113,7 +113,7 @@ def array_of(name: str, value: Any) -> Any:
 def _readable(name: str, value: Any) -> Any:
     """What NumPy can read, and not otherwise than it is meant."""
     if _is_tensor(value):
-        value = without_gradient(name, value).resolve_neg()
+        value = _without_gradient(name, value).resolve_neg()
         if value.device.type != "cpu":
             raise ValueError(f"{name}: expected an array on the CPU, got one on {value.device}")
         # NumPy has no bfloat16.
@@ -169,7 +169,7 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def without_gradient(name: str, tensor: Any) -> Any:
+def _without_gradient(name: str, tensor: Any) -> Any:
     """A tensor whose numbers may be read, as nobody waits for their gradient."""
     if tensor.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise ValueError(

@@ -184,8 +184,9 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _check_dtype(name: str, numbers: Tensor, integers: bool) -> None:
-    if numbers.layout is not torch.strided:
-        raise TypeError(f"{name}: expected a dense tensor, got one of layout {numbers.layout}")
+    if numbers.layout is not torch.strided or numbers.is_nested:
+        got = "a nested one" if numbers.is_nested else f"one of layout {numbers.layout}"
+        raise TypeError(f"{name}: expected a dense tensor, got {got}")
     if integers and numbers.dtype not in _INTEGERS and numbers.numel():  # [] is one of floats
         raise TypeError(f"{name}: expected integers, got dtype {numbers.dtype}")
     if not integers and (numbers.is_complex() or numbers.dtype is torch.bool):
