@@ -251,8 +251,79 @@ def test_what_a_folder_lacks_is_said(changeable, tmp_path):
 
 
 def test_damaged_weights_are_told(changeable):
-    (changeable / "model.safetensors").write_bytes(b"not a model")
-    assert "cannot be loaded (" in refusal(str(changeable))
+    weights = changeable / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in (b"not a model", b"", whole[:2000], whole[:-100]):
+        weights.write_bytes(damaged)
+        said = refusal(str(changeable))
+        assert f"the model in {changeable} cannot be loaded (SafetensorError: " in said
+        assert said.endswith("or of different models: save or download them again")
+
+
+def test_weights_of_another_model_are_told(changeable):
+    config = json.loads((changeable / "config.json").read_text())
+    (changeable / "config.json").write_text(json.dumps(config | {"intermediate_size": 48}))
+    assert refusal(str(changeable)) == (
+        f"the weights in {changeable} do not fit its config.json: "
+        "encoder.layer.0.intermediate.dense.bias: expected shape (48,), got (16,); "
+        "save or download both again, from one model"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (b"", "an empty file"),
+        (b" \n", "an empty file"),
+        (b"{}", "{}"),
+        (b"[1, 2]", "[1, 2]"),
+        (b"null", "None"),
+        (b'"bert"', "'bert'"),
+        (
+            b"{not json",
+            "what cannot be read (JSONDecodeError: Expecting property name enclosed in double "
+            "quotes: line 1 column 2 (char 1))",
+        ),
+        (
+            b"\xff\xfe{",
+            "what cannot be read (UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff in "
+            "position 0: invalid start byte)",
+        ),
+    ],
+)
+def test_a_broken_config_is_told_and_not_the_tokenizer(changeable, content, got):
+    path = changeable / "config.json"
+    path.write_bytes(content)
+    assert refusal(str(changeable)) == (
+        f"{path}: expected a JSON object, got {got}; "
+        "save the model there again with model.save_pretrained"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"model_type": None}, "Transformers does not recognize this architecture"),
+        ({"model_type": "brt"}, "has model type `brt` but Transformers does not recognize"),
+        ({"hidden_size": "a"}, "Field 'hidden_size' expected int, got str (value: 'a'); save a"),
+    ],
+)
+def test_a_config_that_says_nonsense(changeable, changes, got):
+    path = changeable / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    said = refusal(str(changeable))
+    assert said.startswith(f"{path}: expected a model that transformers knows without further")
+    assert got in said
+
+
+def test_a_config_without_a_model_type(changeable):
+    path = changeable / "config.json"
+    config = json.loads(path.read_text())
+    del config["model_type"]
+    path.write_text(json.dumps(config))
+    said = refusal(str(changeable))
+    assert said.startswith(f"{path}: expected a model that transformers knows without further")
+    assert "Should have a `model_type` key in its config.json" in said
 
 
 @pytest.mark.parametrize("missing", ["transformers", "torch"])

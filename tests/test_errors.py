@@ -9,6 +9,7 @@ from support import BFLOAT16
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import levelhead as lh
+import levelhead.torch
 
 FLOATS = "float32, float64, float16 or bfloat16"
 
@@ -133,11 +134,26 @@ def test_dtypes_that_differ(dtype):
 @pytest.mark.parametrize(("thing", "name"), [([[1.0]], "list"), (None, "NoneType"), (1.5, "float")])
 def test_things_that_are_no_array(thing, name):
     text = f"expected a NumPy array or one that speaks DLPack, got {name}"
-    refuses(TypeError, f"query: {text}", thing, K, V)
-    refuses(TypeError, f"key: {text}", Q, thing, V)
-    refuses(TypeError, f"value: {text}", Q, K, thing)
+    hint = "; pass np.asarray(...)" if name == "list" else ""
+    refuses(TypeError, f"query: {text}{hint}", thing, K, V)
+    refuses(TypeError, f"key: {text}{hint}", Q, thing, V)
+    refuses(TypeError, f"value: {text}{hint}", Q, K, thing)
     if thing is not None:
         refuses(TypeError, f"mask: {text}", mask=thing)
+
+
+def test_masked_arrays():
+    text = (
+        "expected an array without masked elements, got a masked array; pass its filled(...), or "
+        "its data and a mask"
+    )
+    for place, name in enumerate(("query", "key", "value")):
+        arrays = [Q, K, V]
+        arrays[place] = np.ma.array(arrays[place], mask=False)
+        refuses(TypeError, f"{name}: {text}", *arrays)
+        with pytest.raises(TypeError, match=f"^{name}: expected an array without masked"):
+            lh.attention_backward(OUT, *arrays, OUT, LSE)
+    refuses(TypeError, f"mask: {text}", mask=np.ma.masked_less(ones(5, 6), 2))
 
 
 def test_views_between_elements():
@@ -283,6 +299,36 @@ def test_masks_of_another_dtype(dtype):
 )
 def test_options(options, error, text):
     refuses(error, text, **options)
+
+
+OPTIONS = (
+    "mask, causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, "
+    "return_lse, return_health, return_weights, threads"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("is_causal", "did you mean causal?"),
+        ("attn_mask", "did you mean mask?"),
+        ("dropout_p", "did you mean dropout?"),
+        ("attention_mask", "did you mean mask?"),
+        ("softmax_scale", "did you mean scale?"),
+        ("window_size", "did you mean window?"),
+        ("retrun_health", "did you mean return_health?"),
+        ("enable_gqa", f"there are: {OPTIONS}"),
+    ],
+)
+def test_options_that_there_are_not(name, hint):
+    refuses(TypeError, f"attention has no option {name}; {hint}", **{name: True})
+    with pytest.raises(TypeError) as caught:
+        levelhead.torch.attention(*map(torch.from_numpy, (Q, K, V)), **{name: True})
+    assert str(caught.value) == f"attention has no option {name}; {hint}"
+    with pytest.raises(TypeError, match=f"^attention has no option {name}; "):
+        lh.unscaled_attention(Q, K, V, **{name: True})
+    with pytest.raises(TypeError, match=f"^attention_backward has no option {name}; "):
+        lh.attention_backward(OUT, Q, K, V, OUT, LSE, **{name: True})
 
 
 def test_the_limits_themselves_are_fine():

@@ -266,7 +266,7 @@ def test_without_transformers_it_says_what_to_install():
     )
     assert run(code) == (
         "levelhead.hf needs PyTorch and transformers 5 or newer (import of transformers halted; "
-        'None in sys.modules): pip install torch "transformers>=5"'
+        'None in sys.modules): pip install "levelhead[hf]"'
     )
 
 

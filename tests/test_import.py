@@ -24,6 +24,17 @@ def test_import_brings_no_framework():
     assert run.stdout.strip() == "[]"
 
 
+def test_without_torch_the_import_says_what_to_install():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "try: import levelhead.torch\n"
+        "except ModuleNotFoundError as error: print(error.name, error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    said = 'torch levelhead.torch needs PyTorch: pip install "levelhead[torch]"'
+    assert run.stdout.strip() == said
+
+
 def test_all_public_names():
     assert sorted(levelhead.__all__, key=lambda name: (not name.isupper(), name)) == list(
         levelhead.__all__

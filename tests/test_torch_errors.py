@@ -168,6 +168,19 @@ def test_errors(given, opts, error, text):
     assert str(caught.value) == text and type(caught.value) is error
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout):
+    nested = torch.nested.nested_tensor([*Q], layout=layout)
+    given = {"query": Q, "key": Q, "value": Q, "mask": None, "scale": None, "sinks": None}
+    for name in given:
+        with pytest.raises(TypeError) as caught:
+            lt.attention(**{**given, name: nested})
+        assert str(caught.value) == f"{name}: expected a dense tensor, got a nested one"
+    with pytest.raises(TypeError, match=r"^query: expected a dense tensor, got a nested one$"):
+        lt.scaled_dot_product_attention(nested, nested, nested)
+
+
 @pytest.mark.parametrize("kind", [np.array, torch.tensor, list])
 def test_numbers_of_any_kind(kind):
     want = lt.attention(Q, K, V, causal=True, query_offset=[1, 3], key_lengths=[5, 2])

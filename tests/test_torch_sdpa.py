@@ -129,6 +129,64 @@ def test_nothing_to_attend():
     agree(*given(0))
 
 
+# ---------------------------------------------------------------- no column
+
+
+NO_COLUMN = {
+    "plain": {},
+    "scale": {"scale": 0.5},
+    "no scale": {"scale": 0.0},
+    "infinite scale": {"scale": float("inf")},
+    "NaN scale": {"scale": float("nan")},
+    "causal": {"is_causal": True},
+    "causal and scale": {"is_causal": True, "scale": -2.0},
+    "bool mask": {"attn_mask": leaf(5, 7).detach() > -0.5},
+    "float mask": {"attn_mask": leaf(5, 7)},
+    "all dropped": {"dropout_p": 1.0},
+}
+
+
+@pytest.mark.parametrize("lead", [None, (), (2,), (2, 3)], ids=["2-D", "3-D", "4-D", "5-D"])
+@pytest.mark.parametrize("opts", NO_COLUMN.values(), ids=NO_COLUMN)
+def test_queries_and_keys_without_a_column(opts, lead):
+    q, k, v = given(*(lead or ()), d=0)
+    q, k, v = (x[0] for x in (q, k, v)) if lead is None else (q, k, v)
+    ours = agree(q, k, v, **opts)
+    if set(opts) <= {"scale"}:  # all keys weigh the same
+        torch.testing.assert_close(ours, v.mean(-2, keepdim=True).expand(ours.shape))
+
+
+def test_no_column_in_values_either():
+    for opts in ({}, {"is_causal": True}, {"attn_mask": torch.ones(5, 7, dtype=torch.bool)}):
+        assert agree(*given(2, d=0, dv=0), **opts).shape == (2, 4, 5, 0)
+
+
+def test_no_column_in_groups_and_broadcast_batches_and_16_bits():
+    agree(leaf(2, 4, 5, 0), leaf(1, 2, 7, 0), leaf(1, 2, 7, 6), enable_gqa=True)
+    agree(leaf(1, 4, 5, 0), leaf(2, 1, 7, 0), leaf(2, 4, 7, 6), leaf(5, 7))
+    q, k, v = given(2, d=0, dtype=torch.bfloat16)
+    torch.testing.assert_close(
+        lt.scaled_dot_product_attention(q, k, v), F.scaled_dot_product_attention(q, k, v)
+    )
+
+
+def test_no_column_under_compile_and_vmap():
+    q, k, v = given(2, d=0)
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def attend(q, k, v):
+        return lt.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(q, k, v), want)
+    torch.testing.assert_close(torch.func.vmap(attend)(q, k, v), want)
+
+
+def test_attention_itself_wants_a_column():
+    with pytest.raises(ValueError, match=r"^query: expected a last dimension of at least 1, got"):
+        lt.attention(*given(2, d=0))
+
+
 # ---------------------------------------------------------------- dropout
 
 
@@ -204,6 +262,30 @@ def test_it_refuses_what_torch_refuses(opts, text):
         lt.scaled_dot_product_attention(**opts)
     assert str(caught.value) == text
     with pytest.raises((RuntimeError, IndexError)):
+        F.scaled_dot_product_attention(**opts)
+
+
+@pytest.mark.parametrize(
+    ("opts", "text"),
+    [
+        ({"query": [[1.0]]}, "query: expected a torch.Tensor, got list; pass torch.as_tensor(...)"),
+        ({"key": None}, "key: expected a torch.Tensor, got NoneType"),
+        ({"value": 3.0}, "value: expected a torch.Tensor, got float"),
+        ({"attn_mask": 5}, "attn_mask: expected a torch.Tensor, got int"),
+        ({"is_causal": 1}, "is_causal: expected True or False, got 1"),
+        ({"enable_gqa": None}, "enable_gqa: expected True or False, got None"),
+        ({"dropout_p": "a"}, "dropout_p: expected a number, got 'a'"),
+        ({"dropout_p": None}, "dropout_p: expected a number, got None"),
+        ({"scale": "a"}, "scale: expected a number, got 'a'"),
+    ],
+    ids=str,
+)
+def test_things_of_the_wrong_kind(opts, text):
+    opts = {"query": Q, "key": K, "value": V, **opts}
+    with pytest.raises(TypeError) as caught:
+        lt.scaled_dot_product_attention(**opts)
+    assert str(caught.value) == text
+    with pytest.raises(TypeError):
         F.scaled_dot_product_attention(**opts)
 
 

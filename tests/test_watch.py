@@ -73,6 +73,28 @@ def test_the_function_outside_of_any_module(options, grouped):
     assert_same_gradients(seen.gradients, told.gradients())
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("width", [8, 0])
+@pytest.mark.parametrize("lead", [(), (4,), (2, 4)], ids=["2-D", "3-D", "4-D"])
+@pytest.mark.parametrize("name", ["plain", "causal", "bool mask", "scale"])
+def test_any_rank_and_no_column(name, lead, width, dropout):
+    def gradients(attend):
+        shapes = (*lead, 11, width), (*lead, 9, width), (*lead, 9, 6)
+        tensors = [randn(*s, seed=i).requires_grad_() for i, s in enumerate(shapes)]
+        with torch.random.fork_rng():
+            torch.manual_seed(7)
+            output = attend(*tensors, dropout_p=dropout, **OPTIONS[name])
+        (output * randn(*output.shape, seed=5)).sum().backward()
+        return [output, *(x.grad for x in tensors)]
+
+    heard = []
+    with levelhead.torch.listen(heard.append):
+        seen = gradients(F.scaled_dot_product_attention)
+    assert len(heard) == 1
+    for ours, theirs in zip(seen, gradients(F.scaled_dot_product_attention), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_three_dimensions_are_heads_outside_of_modules_and_else_what_the_module_says():
     q, k, v = randn(3, 6, 10, 8)
     got = {}

@@ -1,23 +1,18 @@
-"""The operator: options normalised here, shapes checked and the work done by the engine."""
+"""The operator: options normalised, shapes checked and the work done by the engine."""
 
 from __future__ import annotations
 
-import secrets
 import sys
-from collections.abc import Sequence
-from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import _engine
 from ._health import GradHealth
+from ._hints import refuse_options
+from ._options import Masked, Window, flag, normalise
 from ._result import AttentionGradients, AttentionResult
-
-OPEN = _engine.OPEN
-Window = int | tuple[int | None, int | None] | None
-Options = tuple[int, int, Any, Any, Any, float, Any, float, int, int]
 
 
 def attention(
@@ -39,6 +34,7 @@ def attention(
     return_health: bool = False,
     return_weights: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """Scaled dot-product attention, softmax(QKᵀ·scale + mask)V, exact and in linear memory.
 
@@ -68,23 +64,38 @@ def attention(
     return_lse, return_health, return_weights: any of them makes the result an AttentionResult.
     threads: None = all that the process may use.
     """
-    options = _options(
+    if unknown:
+        refuse_options(attention, unknown)
+    # By name: to pass them on as *options takes longer, which a tiny call would feel.
+    left, right, offset, lengths, scale, cap, sinks, dropout, seed, threads = normalise(
         causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads
     )
     if not type(return_lse) is type(return_health) is type(return_weights) is bool:
-        return_lse = _flag("return_lse", return_lse)
-        return_health = _flag("return_health", return_health)
-        return_weights = _flag("return_weights", return_weights)
-    result = _engine.forward(
-        query, key, value, mask, *options, return_lse, return_health, return_weights
-    )
-    if type(result) is not AttentionResult:
-        return _like(query, result)
-    if (output := _like(query, result[0])) is result[0]:
-        return result
+        return_lse = flag("return_lse", return_lse)
+        return_health = flag("return_health", return_health)
+        return_weights = flag("return_weights", return_weights)
+    if (
+        type(query) is Masked
+        or type(key) is Masked
+        or type(value) is Masked
+        or (mask is not None and isinstance(mask, Masked))
+    ):
+        _refuse_masked(query=query, key=key, value=value, mask=mask)
+    try:
+        result = _engine.forward(
+            query, key, value, mask, left, right, offset, lengths, scale, cap, sinks, dropout,
+            seed, threads, return_lse, return_health, return_weights,
+        )  # fmt: skip
+    except TypeError as error:
+        raise _hinted(error, query=query, key=key, value=value) from None
+    output = result[0] if type(result) is AttentionResult else result
+    if type(output) is type(query) and output.dtype is query.dtype:
+        return result  # most calls: to ask _like() takes longer
+    if output is result:
+        return _like(query, output)
     _, lse, weights, health = result
     return AttentionResult(
-        output,
+        _like(query, output),
         None if lse is None else _like(query, lse),
         None if weights is None else _like(query, weights),
         health,
@@ -111,6 +122,7 @@ def attention_backward(
     seed: int | None = None,
     return_health: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> AttentionGradients:
     """Gradients of `attention` with respect to query, key and value.
 
@@ -127,15 +139,20 @@ def attention_backward(
     return_health: also measure how much gradient gets through the softmax, per head.
     The weights are recomputed tile by tile; there is no L×S matrix here either.
     """
-    if dropout and seed is None:
-        raise ValueError("seed: expected the seed of the forward pass with dropout, got None")
-    options = _options(
-        causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads
-    )
-    return_health = _flag("return_health", return_health)
-    dq, dk, dv, sums, _ = _engine.backward(
-        grad_output, query, key, value, output, lse, mask, *options, return_health, False
-    )
+    if unknown:
+        refuse_options(attention_backward, unknown)
+    options = normalise(
+        causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads,
+        draw=_miss_seed,
+    )  # fmt: skip
+    return_health = flag("return_health", return_health)
+    _refuse_masked(query=query, key=key, value=value, mask=mask)
+    try:
+        dq, dk, dv, sums, _ = _engine.backward(
+            grad_output, query, key, value, output, lse, mask, *options, return_health, False
+        )
+    except TypeError as error:
+        raise _hinted(error, query=query, key=key, value=value) from None
     return AttentionGradients(
         _like(query, dq),
         _like(query, dk),
@@ -156,121 +173,24 @@ def cpu_info() -> dict[str, Any]:
     return _engine.cpu_info()
 
 
-def _options(
-    causal: bool,
-    window: Window,
-    query_offset: int | ArrayLike | None,
-    key_lengths: ArrayLike | None,
-    scale: float | ArrayLike | None,
-    softcap: float | None,
-    sinks: ArrayLike | None,
-    dropout: float,
-    seed: int | None,
-    threads: int | None,
-) -> Options:
-    """Options as the engine takes them: left, right, query_offset, ... threads."""
-    left = right = OPEN
-    if window is not None:
-        left, right = _window(window)
-    if causal is not False:
-        right = min(right, 0) if _flag("causal", causal) else right
-    if query_offset is not None and type(query_offset) is not int:
-        query_offset = _integers("query_offset", query_offset)
-    if key_lengths is not None:
-        key_lengths = np.atleast_1d(_integers("key_lengths", key_lengths))
-    if scale is not None and type(scale) is not float:
-        scale = _numbers("scale", scale)
-        if scale.ndim == 0:
-            scale = float(scale)
-        elif scale.ndim != 1:
-            raise ValueError(f"scale: expected a number or one per query head, got {scale.shape}")
-    if sinks is not None:
-        sinks = _numbers("sinks", sinks)
-        if sinks.ndim != 1:
-            raise ValueError(f"sinks: expected shape (query heads,), got {sinks.shape}")
-    if softcap is None:
-        softcap = 0.0
-    else:
-        softcap = _number("softcap", softcap)
-        if not 0 < softcap < np.inf:
-            raise ValueError(f"softcap: expected a number above 0, got {softcap}")
-    if dropout != 0.0:
-        dropout = _number("dropout", dropout)
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
-        seed = secrets.randbits(64) if seed is None else _integer("seed", seed) % 2**64
-    else:
-        dropout, seed = 0.0, 0
-    if threads is None:
-        threads = 0
-    elif (threads := min(_integer("threads", threads), 1024)) < 1:
-        raise ValueError(f"threads: expected at least 1, got {threads}")
-    return (
-        left,
-        right,
-        query_offset,
-        key_lengths,
-        scale,
-        softcap,
-        sinks,
-        dropout,
-        seed,
-        threads,
-    )
+def _miss_seed() -> NoReturn:
+    raise ValueError("seed: expected the seed of the forward pass with dropout, got None")
 
 
-def _window(window: Window) -> tuple[int, int]:
-    if type(window) is tuple or isinstance(window, Sequence):  # to ask for the latter takes long
-        if len(window) != 2:
-            raise ValueError(f"window: expected an int or (left, right), got {window!r}")
-        sides = tuple(OPEN if side is None else _integer("window", side) for side in window)
-        if min(sides) < 0:
-            raise ValueError(f"window: expected sides of 0 or more, got {window!r}")
-        return min(sides[0], OPEN), min(sides[1], OPEN)
-    width = _integer("window", window)
-    if width < 1:
-        raise ValueError(f"window: expected a width of at least 1, got {width}")
-    return min(width - 1, OPEN), 0
+def _refuse_masked(**arrays: Any) -> None:
+    """The engine would read what is masked as if it was not."""
+    for name, array in arrays.items():
+        if isinstance(array, Masked):
+            text = "expected an array without masked elements, got a masked array"
+            raise TypeError(f"{name}: {text}; pass its filled(...), or its data and a mask")
 
 
-def _flag(name: str, value: Any) -> bool:
-    if type(value) not in (bool, np.bool_):
-        raise TypeError(f"{name}: expected True or False, got {value!r}")
-    return bool(value)
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {value!r}") from None
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if not isinstance(value, str | bytes):  # float() would read them
-            return float(value)
-    except (TypeError, ValueError):
-        pass
-    raise TypeError(f"{name}: expected a number, got {value!r}")
-
-
-def _integers(name: str, value: Any) -> Any:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu" and array.size > 0:
-        raise TypeError(f"{name}: expected integers, got dtype {array.dtype}")
-    if array.ndim == 0:
-        return int(array)
-    if array.dtype == np.uint64 and array.size and array.max() >= 2**63:
-        raise ValueError(f"{name}: expected integers below 2**63, got {array.max()}")
-    return np.ascontiguousarray(array.reshape(-1), np.int64)
-
-
-def _numbers(name: str, value: Any) -> NDArray[np.float64]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{name}: expected numbers, got dtype {array.dtype}")
-    return np.asarray(array, np.float64, order="C")
+def _hinted(error: TypeError, **arrays: Any) -> TypeError:
+    """The engine's error about an array; of one that is a list, with what to do."""
+    name = str(error).partition(":")[0]
+    if isinstance(arrays.get(name), list | tuple):
+        return TypeError(f"{error}; pass np.asarray(...)")
+    return error
 
 
 def _like(query: Any, array: NDArray[Any]) -> Any:

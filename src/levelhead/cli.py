@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from ._hints import did_you_mean
 from .checkup import TargetError, examine, load
 from .lab import LabError, progress_bar
 from .lab import run as run_lab
@@ -202,8 +202,7 @@ def _check_outputs(*paths: Path | None, keep: Path | None = None) -> None:
 
 
 def _unknown(option: str, given: str, known: tuple[str, ...]) -> str:
-    near = get_close_matches(given, known, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
+    meant = did_you_mean(given, known, "did you mean {}? ")
     return f"{option} {given} is unknown; {meant}there are: {', '.join(known)}"
 
 

@@ -8,9 +8,10 @@ class TargetError(ValueError):
 
 
 def told(error: BaseException) -> str:
-    """An exception in one line: its kind and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """An exception in one line: its kind and the first line of what it says, two after a colon."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    said = " ".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def install(extra: str) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .._hints import shown
 from ._errors import TargetError, install, told
 from ._subject import Input, Subject
 
@@ -40,6 +42,7 @@ def load_folder(folder: Path, texts: Sequence[str]) -> Subject:
     """
     _look_into(folder)
     with _quiet_transformers():
+        _check_config(folder)  # first: a tokenizer reads it too, and would be blamed
         tokenizer = _load_tokenizer(folder)
         model, missing = _load_model(folder)
     limit = _limit(tokenizer, model)
@@ -70,7 +73,8 @@ def load_folder(folder: Path, texts: Sequence[str]) -> Subject:
 
 def _look_into(folder: Path) -> None:
     """Say what a folder lacks before a library is loaded that says it less plainly."""
-    if not (folder / "config.json").is_file():
+    config = folder / "config.json"
+    if not config.is_file():
         raise TargetError(
             f"{folder} has no config.json, so it is no Hugging Face model folder; "
             "save a model there with model.save_pretrained and tokenizer.save_pretrained"
@@ -80,6 +84,30 @@ def _look_into(folder: Path) -> None:
             f"{folder} has no weights (model.safetensors or pytorch_model.bin); "
             "save them there with model.save_pretrained"
         )
+    try:
+        text = config.read_text(encoding="utf-8")
+        content = json.loads(text) if text.strip() else {}
+        got = shown(content) if text.strip() else "an empty file"
+    except (OSError, ValueError, RecursionError) as error:
+        content, got = None, f"what cannot be read ({told(error)})"
+    if not content or not isinstance(content, dict):
+        raise TargetError(
+            f"{config}: expected a JSON object, got {got}; "
+            "save the model there again with model.save_pretrained"
+        )
+
+
+def _check_config(folder: Path) -> None:
+    from transformers import AutoConfig  # noqa: PLC0415
+
+    try:
+        AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        raise TargetError(
+            f"{folder / 'config.json'}: expected a model that transformers knows without further "
+            f"code, got {told(error)}; save a model there with model.save_pretrained, "
+            f"or {_OWN_INPUTS}"
+        ) from error
 
 
 def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -101,21 +129,31 @@ def _load_model(folder: Path) -> tuple[PreTrainedModel, list[str]]:
     """The model without a head of any task, and the names of weights that the folder lacks."""
     from transformers import AutoModel  # noqa: PLC0415
 
+    safe = any(folder.glob("*.safetensors"))
     try:
         model, loading = AutoModel.from_pretrained(
             folder,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, by name
             local_files_only=True,
             trust_remote_code=False,
-            use_safetensors=any(folder.glob("*.safetensors")),
+            use_safetensors=safe,
             weights_only=True,
         )
     except Exception as error:
+        advice = (
+            "The files may be damaged, or of different models: save or download them again"
+            if safe
+            else "Files that need unpickling are not opened: convert the weights to safetensors"
+        )
         raise TargetError(
-            f"the model in {folder} cannot be loaded ({told(error)}); --debug shows where. "
-            "Files that need code of their own, or unpickling, are not opened: "
-            "convert the weights to safetensors"
+            f"the model in {folder} cannot be loaded ({told(error)}); --debug shows where. {advice}"
         ) from error
+    for name, found, expected in sorted(loading["mismatched_keys"]):
+        raise TargetError(
+            f"the weights in {folder} do not fit its config.json: {name}: expected shape "
+            f"{tuple(expected)}, got {tuple(found)}; save or download both again, from one model"
+        )
     # A pooler feeds on the last layer: no attention comes after it.
     return model, sorted(name for name in loading["missing_keys"] if "pooler" not in name)
 

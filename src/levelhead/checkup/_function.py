@@ -6,10 +6,10 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from .._hints import did_you_mean
 from ._errors import TargetError, install, told
 from ._subject import Input, Subject
 
@@ -73,8 +73,7 @@ def _find(module: Any, module_name: str, name: str) -> Any:
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(part, dir(found), "; did you mean {}?")
             raise TargetError(f"{module_name} has no function {name}{hint}")
         found = getattr(found, part)
     if not callable(found):

@@ -58,6 +58,6 @@ def _load(module: str) -> Any:
             raise
         raise ImportError(
             f"levelhead.hf needs PyTorch and transformers 5 or newer ({error}): "
-            'pip install torch "transformers>=5"',
+            'pip install "levelhead[hf]"',
             name=error.name,
         ) from error

@@ -22,7 +22,6 @@ A module is an experiment by its attributes:
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib.util
 import pkgutil
@@ -34,6 +33,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from .. import __version__
+from .._hints import nearest
 from ._figures import Figures
 
 SIZES = ("tiny", "quick", "full")
@@ -50,7 +50,7 @@ class UnknownExperiment(LabError):
 
     def __init__(self, name: str, names: Sequence[str]) -> None:
         self.name, self.names = name, tuple(names)
-        self.nearest = next(iter(difflib.get_close_matches(name.lower(), names, 1, 0.4)), None)
+        self.nearest = nearest(name.lower(), names, cutoff=0.4)
         guess = f"; did you mean {self.nearest!r}?" if self.nearest else "."
         super().__init__(
             f"there is no experiment {name!r}{guess} The experiments are: {', '.join(names)}."

@@ -28,8 +28,8 @@ _ADVICE = {  # a part of SQLite's message: what to do
 }
 
 
-def advice(error: sqlite3.Error) -> str:
-    """What to do about an error of SQLite's."""
+def advice(error: Exception) -> str:
+    """What to do about an error of SQLite's, or of the system's."""
     matching = (advice for part, advice in _ADVICE.items() if part in str(error))
     return next(matching, "check the disk and the permissions of the file and its folder")
 
@@ -37,9 +37,10 @@ def advice(error: sqlite3.Error) -> str:
 @contextmanager
 def opening(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection in autocommit mode to a store, made if there is none; closed on an error."""
-    if not path.parent.is_dir():
-        raise StoreError(f"the folder {path.parent} does not exist: make it, or correct the path")
     with _explained(path):
+        if not path.parent.is_dir():
+            text = "does not exist: make it, or correct the path"
+            raise StoreError(f"the folder {path.parent} {text}")
         # Steps may end in another thread than the one that opened; Store has a lock.
         connection = sqlite3.connect(
             path, timeout=_PATIENCE, isolation_level=None, check_same_thread=False
@@ -59,9 +60,9 @@ def opening(path: Path) -> Iterator[sqlite3.Connection]:
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that can only read, in one transaction: one moment of a store in use."""
-    if not path.exists():
-        raise StoreError(f"there is no store at {path}: check the path")
     with _explained(path):
+        if not path.exists():
+            raise StoreError(f"there is no store at {path}: check the path")
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_PATIENCE, isolation_level=None
         )
@@ -89,11 +90,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder; a store is a file, such as {path / 'run.db'}")
+    if str(path) == ":memory:":  # to SQLite, a database that nobody else can read
+        raise StoreError("path: expected the path of a file, got ':memory:'; a store is a file")
     try:
+        if path.is_dir():
+            raise StoreError(f"{path} is a folder; a store is a file, such as {path / 'run.db'}")
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, OSError) as error:
         message = f"the store {path} cannot be opened ({error}): {advice(error)}"
         raise StoreError(message) from error
 

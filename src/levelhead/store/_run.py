@@ -7,7 +7,6 @@ import math
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._health import GradHealth, Health
+from .._hints import did_you_mean, shown
 from .._per_head import Floats, PerHead
 from .._records import Alert
+from ._check import file_path
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS
 
@@ -122,7 +123,9 @@ def read_run(path: FilePath, run: int | str | None = None) -> Run:
     path: the file; it is opened read-only, and nothing is created
     run:  its id or its name (the latest of that name)
     """
-    path = Path(path)
+    path = file_path(path)
+    if not isinstance(run, int | str | np.integer | None):
+        raise TypeError(f"run: expected an id or a name, got {shown(run)}")
     with reading(path) as connection:
         found = _find(connection, path, run)
         steps = connection.execute(
@@ -161,7 +164,7 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
     matching = [r for r in runs if run is None or run == r["id"] or run == r["name"]]
     if not matching:
         listed = ", ".join(f"{r['id']} ({r['name']})" for r in runs[-10:])
-        raise StoreError(f"{path} holds no run {run!r}; its runs are: {listed}")
+        raise StoreError(f"{path} holds no run {shown(run)}; its runs are: {listed}")
     return matching[-1] | {"meta": json.loads(matching[-1]["meta"])}
 
 
@@ -174,6 +177,5 @@ def _alert(step: int, layer: str, *values: Any) -> Alert:
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:
     """Raise for a name that is not among those."""
     if name not in names:
-        near = get_close_matches(name, names, n=1)
-        meant = f"did you mean {near[0]!r}? " if near else ""
-        raise StoreError(f"no {what} {name!r}: {meant}there are: {', '.join(names)}")
+        meant = did_you_mean(name, names, "did you mean {!r}? ")
+        raise StoreError(f"no {what} {shown(name)}: {meant}there are: {', '.join(names)}")

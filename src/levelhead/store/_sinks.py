@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .._health import GradHealth, Health
+from .._hints import shown
 from .._records import StepRecord
+from ._check import check_record, file_path
 from ._judged import judged
 from ._open import FilePath, StoreError
 from ._outage import Outage
@@ -49,7 +50,7 @@ class JsonLines(Sink):
     """
 
     def __init__(self, path: FilePath) -> None:
-        self.path = Path(path)
+        self.path = file_path(path)
         self._outage = Outage(str(self.path))
         try:
             # Unbuffered: a line is in the file when the call returns, or it is not at all.
@@ -64,6 +65,9 @@ class JsonLines(Sink):
 
     def __call__(self, record: StepRecord) -> None:
         """Append one line."""
+        if self._file.closed:
+            raise StoreError(f"{self.path} is closed: open it anew")
+        check_record(record)
         rest = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
@@ -108,7 +112,8 @@ def _plain(record: StepRecord) -> dict[str, Any]:
     alerts = [asdict(alert) for alert in record.alerts]
     for alert in alerts:
         alert["value"] = alert["value"] if math.isfinite(alert["value"]) else None
-    return {"step": int(record.step), "time": record.time, "layers": layers, "alerts": alerts}
+    when = {"step": int(record.step), "time": float(record.time)}
+    return {**when, "layers": layers, "alerts": alerts}
 
 
 # Of these a small value is the bad one; of all others a large one.
@@ -147,10 +152,13 @@ class TensorBoard(Sink):
             known(statistic, "statistic", STATISTICS)
         self.statistics = tuple(statistics)
         self._owned = isinstance(writer, (str, os.PathLike))
+        if not (self._owned or hasattr(writer, "add_scalar")):
+            raise TypeError(f"writer: expected a SummaryWriter or a folder, got {shown(writer)}")
         self._writer = _summary_writer(writer) if self._owned else writer
 
     def __call__(self, record: StepRecord) -> None:
         """Write one step's scalars."""
+        check_record(record)
         verdicts = judged(record)
         for layer, health in record.health.items():
             where = layer or "outside_any_module"
@@ -187,4 +195,9 @@ def _summary_writer(folder: FilePath) -> Any:
         raise ImportError(
             "the TensorBoard sink needs PyTorch and TensorBoard: pip install torch tensorboard"
         ) from error
-    return SummaryWriter(os.fspath(folder))
+    try:
+        return SummaryWriter(os.fspath(folder))
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"writer: expected a folder that can be written, got {shown(str(folder))}: {error}"
+        ) from None

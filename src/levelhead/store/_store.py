@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .._health import GRAD_SUMS, HEALTH_SUMS, Verdict
+from .._hints import shown
 from .._per_head import PerHead
 from .._records import StepRecord
+from ._check import check_record, file_path, text
 from ._judged import judged
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
@@ -57,7 +58,7 @@ class Store(Sink):
 
     Each step is one transaction: a killed process loses at most the step being written. A step
     that cannot be written (full disk, locked file) is logged once and lost; training goes on.
-    Only opening raises, a `StoreError`.
+    Only opening raises, a `StoreError`; and a record that no sink could write.
     """
 
     def __init__(
@@ -68,8 +69,11 @@ class Store(Sink):
         model: str = "",
         meta: Mapping[str, Any] | None = None,
     ) -> None:
-        self.path = Path(path)
-        described = json.dumps(dict(meta or {}), default=str)
+        self.path = file_path(path)
+        if name is not None:
+            text("name", name)
+        text("model", model)
+        described = _described(meta)
         self._lock = threading.Lock()
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
@@ -83,6 +87,7 @@ class Store(Sink):
         with self._lock:
             if not self._open:
                 raise StoreError(f"the store {self.path} is closed: open a new one")
+            check_record(record)
             try:
                 self._write(record)
             except sqlite3.Error as error:
@@ -118,7 +123,7 @@ class Store(Sink):
         verdicts = judged(record)
         insert = self._connection.executemany
         with transaction(self._connection):
-            step = self._insert(_STEP, (self.run, int(record.step), record.time))
+            step = self._insert(_STEP, (self.run, int(record.step), float(record.time)))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
                     layers[name] = self._insert(_LAYER, (self.run, name))
@@ -144,6 +149,17 @@ class Store(Sink):
 
     def _wait(self, milliseconds: int) -> None:
         self._connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def _described(meta: Any) -> str:
+    try:
+        given = dict(meta or {})
+    except (TypeError, ValueError):
+        raise TypeError(f"meta: expected a dict, got {shown(meta)}") from None
+    try:
+        return json.dumps(given, default=str)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"meta: expected what JSON can hold, got the error: {error}") from None
 
 
 def _by_head(layers: Mapping[str, PerHead]) -> Iterator[tuple[str, int, list[float]]]:

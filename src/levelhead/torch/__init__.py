@@ -1,6 +1,13 @@
 """Levelhead for PyTorch: attention on tensors, modules, and watching models."""
 
-from . import nn
+try:
+    from . import nn
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        'levelhead.torch needs PyTorch: pip install "levelhead[torch]"', name="torch"
+    ) from error
 from ._attention import attention, scaled_dot_product_attention
 from ._calls import Call
 from ._listen import listen

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .._attention import Window, _flag
 from .._health import Health
+from .._hints import refuse_options
+from .._options import Window, flag, number
 from .._result import AttentionResult
 from . import _elsewhere
-from ._given import Given, Numbers, normalise
+from ._given import Given, Numbers, check_tensor, normalise, refuse
 from ._ops import differentiable
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "normalise",
     "scaled_dot_product_attention",
     "sdpa_options",
+    "sdpa_scale",
     "sdpa_tensors",
 ]
 
@@ -47,6 +50,7 @@ def attention(
     return_health: bool = False,
     return_weights: bool = False,
     threads: int | None = None,
+    **unknown: NoReturn,
 ) -> Any:
     """`levelhead.attention` on tensors, with gradients.
 
@@ -62,6 +66,8 @@ def attention(
     own attention casts them. Tensors on another device than the CPU are left to PyTorch, dropout
     and its seed with them.
     """
+    if unknown:
+        refuse_options(attention, unknown)
     if has_torch_function((query, key, value)):
         return handle_torch_function(
             attention, (query, key, value), query, key, value,
@@ -74,9 +80,9 @@ def attention(
         query, key, value, mask, causal, window, query_offset, key_lengths, scale, softcap, sinks,
         dropout, seed, threads,
     )  # fmt: skip
-    return_lse = _flag("return_lse", return_lse)
-    return_health = _flag("return_health", return_health)
-    return_weights = _flag("return_weights", return_weights)
+    return_lse = flag("return_lse", return_lse)
+    return_health = flag("return_health", return_health)
+    return_weights = flag("return_weights", return_weights)
     output, lse, weights, sums = compute(given, return_health, return_weights, lse=return_lse)
     if not (return_lse or return_health or return_weights):
         return output
@@ -135,14 +141,21 @@ def scaled_dot_product_attention(
 
     The signature and the meaning are PyTorch's: is_causal aligns the first query with the first
     key, a bool mask is True where attention is allowed, a float mask is added, gradients flow to
-    the mask too.
+    the mask too. Queries and keys without a column have scores of 0, whatever the scale.
     """
-    if not 0 <= dropout_p <= 1:
+    if attn_mask is not None and isinstance(query, Tensor):
+        check_tensor("attn_mask", attn_mask, query)
+    if not 0 <= (dropout_p := number("dropout_p", dropout_p)) <= 1:
         raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
+    is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
     nothing = dropout_p == 1  # PyTorch allows it: no weight is left
+    try:
+        tensors, scale = sdpa_tensors(query, key, value, enable_gqa), sdpa_scale(query, scale)
+    except (AttributeError, RuntimeError):  # of what is no tensor, or a nested one
+        refuse(query, key, value)
+        raise
     output: Tensor = attention(
-        *sdpa_tensors(query, key, value, enable_gqa),
-        **sdpa_options(attn_mask, 0.0 if nothing else dropout_p, is_causal, scale),
+        *tensors, **sdpa_options(attn_mask, 0.0 if nothing else dropout_p, is_causal, scale)
     )
     return output * 0 if nothing else output
 
@@ -150,7 +163,9 @@ def scaled_dot_product_attention(
 def sdpa_tensors(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The three with their batch dimensions broadcast, as PyTorch allows."""
+    """The three with their batch dimensions broadcast, and without a column, as PyTorch allows."""
+    if _has_no_column(query) and _has_no_column(key):  # the engine wants one: of zeros, then
+        query, key = F.pad(query, (0, 1)), F.pad(key, (0, 1))
     if query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return query, key, value
     heads = 1 if enable_gqa else 0  # grouped heads are not broadcast
@@ -174,6 +189,15 @@ def sdpa_tensors(
         x.expand(*batch, *x.shape[n:]) for x, n in zip((query, key, value), split, strict=True)
     )
     return query, key, value
+
+
+def sdpa_scale(query: Tensor, scale: float | None) -> float | None:
+    """The scale; without a column there is nothing to multiply, even with inf or NaN."""
+    return 0.0 if _has_no_column(query) else scale
+
+
+def _has_no_column(tensor: Tensor) -> bool:
+    return tensor.numel() == 0 and tensor.shape[-1:] == (0,)
 
 
 def sdpa_options(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._attention import OPEN
+from .._options import OPEN
 from ._ops import listeners
 from ._rows import health_sums, hidden_bias, row_statistics
 

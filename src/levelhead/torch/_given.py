@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._attention import OPEN, Window, _flag, _integer, _number, _window
+from .. import _options as options
+from .._hints import shown
+from .._options import Window
 
+_INTEGERS = {
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+}
 Numbers = Sequence[float] | np.ndarray[Any, Any] | Tensor
 
 
@@ -62,72 +69,56 @@ def normalise(
         and isinstance(key, Tensor)
         and isinstance(value, Tensor)
         and query.device == key.device == value.device
+        and not (query.is_nested or key.is_nested or value.is_nested)
         and min(query.dim(), key.dim(), value.dim()) >= 2
     ):
-        _refuse(query, key, value)
-    for name, option in (("mask", mask), ("sinks", sinks)):
-        if option is not None:
-            _check_tensor(name, option, query)
-    if sinks is not None and sinks.dim() != 1:
-        raise ValueError(f"sinks: expected shape (query heads,), got {tuple(sinks.shape)}")
+        refuse(query, key, value)
+    if mask is not None:
+        check_tensor("mask", mask, query)
     query, key, value = _autocast(query, key, value)
     matrix = query.dim() == key.dim() == value.dim() == 2
     if matrix:
         query, key, value = query[None], key[None], value[None]
-    left = right = OPEN
-    if window is not None:
-        left, right = _window(window)
-    if _flag("causal", causal):
-        right = min(right, 0)
-
-    offset, offsets = key.shape[-2] - query.shape[-2], None
-    if _several(query_offset):
-        offsets = _integers("query_offset", query_offset, query)
-    elif query_offset is not None:
-        offset = _integer("query_offset", query_offset)
-    lengths = None
-    if key_lengths is not None:
-        lengths = _integers("key_lengths", key_lengths, query)
-    one_scale, scales = 0.0, None
-    if scale is None:
-        one_scale = query.shape[-1] ** -0.5 if query.shape[-1] else 0.0
-    elif _several(scale):
-        scales = _scales(scale, query)
-    else:
-        one_scale = _number("scale", scale)
-    if softcap is not None and not 0 < (softcap := _number("softcap", softcap)) < float("inf"):
-        raise ValueError(f"softcap: expected a number above 0, got {softcap}")
-    dropout = _number("dropout", dropout)
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout: expected a number in [0, 1), got {dropout}")
+    left, right, first, lengths, factor, cap, sinks, dropout, seed, threads = options.normalise(
+        causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads,
+        draw=_draw, several=partial(_tensor_of, query),
+    )  # fmt: skip
+    if first is None:
+        first = key.shape[-2] - query.shape[-2]
+    if factor is None:
+        factor = query.shape[-1] ** -0.5 if query.shape[-1] else 0.0
+    offset, offsets = (0, first) if isinstance(first, Tensor) else (first, None)
+    one_scale, scales = (0.0, factor) if isinstance(factor, Tensor) else (factor, None)
     seeded = None
-    if dropout and seed is None:
-        seeded = torch.randint(2**63 - 1, (), dtype=torch.int64)
-    elif dropout:
-        seeded = torch.tensor((_integer("seed", seed) + 2**63) % 2**64 - 2**63)
-    if threads is None:
-        threads = 0
-    elif (threads := min(_integer("threads", threads), 1024)) < 1:
-        raise ValueError(f"threads: expected at least 1, got {threads}")
+    if dropout:
+        seeded = seed if isinstance(seed, Tensor) else torch.tensor((seed + 2**63) % 2**64 - 2**63)
     return Given(
         query, key, value, mask, sinks, offsets, lengths, scales, seeded,
-        left, right, offset, one_scale, softcap or 0.0, dropout, threads, matrix,
+        left, right, offset, one_scale, cap, dropout, threads, matrix,
     )  # fmt: skip
 
 
-def _check_tensor(name: str, tensor: Any, query: Tensor) -> None:
+def check_tensor(name: str, tensor: Any, query: Tensor) -> None:
+    """A dense tensor, on the device of the query."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.is_nested:
+        raise TypeError(f"{name}: expected a dense tensor, got a nested one")
     if tensor.device != query.device:
         raise ValueError(
             f"{name}: expected a tensor on {query.device} like query, got {tensor.device}"
         )
 
 
-def _refuse(query: Any, key: Any, value: Any) -> None:
+def refuse(query: Any, key: Any, value: Any) -> None:
     """Say which of the three is wrong."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        _check_tensor(name, tensor, query)
+        if isinstance(tensor, list | tuple):
+            raise TypeError(
+                f"{name}: expected a torch.Tensor, got {type(tensor).__name__}; "
+                "pass torch.as_tensor(...)"
+            )
+        check_tensor(name, tensor, query)
         if tensor.dim() < 2:
             raise ValueError(
                 f"{name}: expected at least 2 dimensions (..., heads, length, dim), got shape "
@@ -148,42 +139,73 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _several(option: Any) -> bool:
-    if option is None or type(option) in (int, float):  # asking for a Sequence takes long
-        return False
-    return isinstance(option, Tensor | Sequence | np.ndarray) and not isinstance(option, str)
+def _draw() -> Tensor:
+    return torch.randint(2**63 - 1, (), dtype=torch.int64)
 
 
-def _tensor(name: str, option: Any, device: torch.device) -> Tensor:
-    try:
-        return torch.as_tensor(option, device=device)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name}: expected numbers, got {option!r}") from None
+def _tensor_of(query: Tensor, name: str, value: Any) -> Any:
+    """An option that may be several numbers: an int or float, or a tensor of one per entry or head.
 
-
-def _integers(name: str, option: Any, query: Tensor) -> Tensor:
-    """One number per batch entry; a tensor without dimensions is for all of them."""
-    numbers = _tensor(name, option, query.device)
-    if numbers.numel() == 0:
-        numbers = numbers.long()  # an empty list is one of floats to torch
-    if numbers.is_floating_point() or numbers.dtype is torch.bool:
-        raise TypeError(f"{name}: expected integers, got dtype {numbers.dtype}")
-    if numbers.dim() == 0:
-        return numbers.expand(math.prod(query.shape[:-3]))
-    return numbers.reshape(-1)
-
-
-def _scales(option: Any, query: Tensor) -> Tensor:
-    scales = _tensor("scale", option, query.device)
-    if scales.requires_grad and torch.is_grad_enabled():
+    A tensor stays one, even without dimensions: a graph is made before its numbers are known.
+    """
+    integers = name in options.INTEGERS
+    if name == "sinks":
+        check_tensor(name, value, query)
+    elif name != "key_lengths" and not _is_several(value):
+        return options.integer(name, value) if integers else options.number(name, value)
+    elif name == "scale" and torch.is_grad_enabled() and _requires_grad(value):
         raise ValueError(
             "scale: expected a tensor without requires_grad, as no gradient flows to it, got one "
             "with it; multiply query by it instead, or pass its detach()"
         )
-    if scales.dim() == 0 and query.dim() > 2:
-        return scales.expand(query.shape[-3])
-    if scales.dim() != 1:
-        raise ValueError(
-            f"scale: expected a number or one per query head, got shape {tuple(scales.shape)}"
-        )
-    return scales
+    numbers = value if isinstance(value, Tensor) else _as_tensor(name, value)
+    _check_dtype(name, numbers, integers)
+    if numbers.device != query.device:
+        if numbers.is_meta:  # it has none
+            check_tensor(name, numbers, query)
+        numbers = numbers.to(query.device)
+    if integers:  # one for all, or one per batch entry
+        every = math.prod(query.shape[:-3])
+        return numbers.reshape(-1) if numbers.dim() else numbers.expand(every)
+    if numbers.dim() == 0 and name == "scale":
+        return numbers.expand(query.shape[-3] if query.dim() > 2 else 1)
+    if numbers.dim() != 1:
+        shape = tuple(numbers.shape)
+        if name == "scale":
+            raise ValueError(f"scale: expected a number or one per query head, got shape {shape}")
+        raise ValueError(f"sinks: expected shape (query heads,), got {shape}")
+    return numbers
+
+
+def _requires_grad(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(x, Tensor) and x.requires_grad for x in value)
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def _check_dtype(name: str, numbers: Tensor, integers: bool) -> None:
+    if numbers.layout is not torch.strided or numbers.is_nested:
+        got = "a nested one" if numbers.is_nested else f"one of layout {numbers.layout}"
+        raise TypeError(f"{name}: expected a dense tensor, got {got}")
+    if integers and numbers.dtype not in _INTEGERS and numbers.numel():  # [] is one of floats
+        raise TypeError(f"{name}: expected integers, got dtype {numbers.dtype}")
+    if not integers and (numbers.is_complex() or numbers.dtype is torch.bool):
+        raise TypeError(f"{name}: expected numbers, got dtype {numbers.dtype}")
+
+
+def _is_several(value: Any) -> bool:
+    if type(value) in (int, float):  # asking for a Sequence takes long
+        return False
+    return isinstance(value, Tensor | Sequence | np.ndarray) and not isinstance(value, options.TEXT)
+
+
+def _as_tensor(name: str, value: Any) -> Tensor:
+    if isinstance(value, np.ndarray) and not torch.compiler.is_compiling():
+        array = np.asarray(options.array_of(name, value))  # more dtypes than torch can read
+        return torch.tensor(array.reshape(value.shape))
+    try:
+        if isinstance(value, options.TEXT):
+            raise TypeError
+        return torch.as_tensor(value)
+    except Exception:
+        raise TypeError(f"{name}: expected numbers, got {shown(value)}") from None

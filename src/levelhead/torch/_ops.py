@@ -18,8 +18,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import _engine
-from .._attention import Options
 from .._health import GRAD_SUMS, HEALTH_SUMS
+from .._options import Options
 from ._vmap import mapped
 
 

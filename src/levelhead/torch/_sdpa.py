@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._attention import Given, normalise, sdpa_tensors
+from ._attention import Given, normalise, sdpa_scale, sdpa_tensors
 from ._makers import heads_of
 
 _DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -57,8 +57,8 @@ def understand(
         if mask is not None and mask.dim() == 3 and mask.shape[0] == count:
             mask = mask.unflatten(0, (-1, heads))
     given = normalise(
-        *sdpa_tensors(query, key, value, enable_gqa), mask, is_causal, scale=scale,
-        query_offset=0 if is_causal else None,
+        *sdpa_tensors(query, key, value, enable_gqa), mask, is_causal,
+        scale=sdpa_scale(query, scale), query_offset=0 if is_causal else None,
     )  # fmt: skip
     return Understood(given, dropout_p, is_causal, folded)
 

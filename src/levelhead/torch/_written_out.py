@@ -34,5 +34,5 @@ def write_out(given: Given, dropout: float, causal: bool) -> tuple[Tensor, Tenso
             hides = mask.dtype is torch.bool
             logits = logits.masked_fill(~mask, -torch.inf) if hides else logits + mask
         weights = torch._safe_softmax(logits, -1)
-        output = F.dropout(weights, dropout) @ value
-        return output.to(dtype), weights, logits
+        output = (F.dropout(weights, dropout) @ value).to(dtype)
+        return output[0] if given.matrix else output, weights, logits
