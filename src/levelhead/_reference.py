@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from ._health import GradHealth, Health
 from ._reference_health import health_sums
 from ._result import AttentionGradients, AttentionResult
-from ._scaling import sqrt_dk
+from .scaling import sqrt_dk
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

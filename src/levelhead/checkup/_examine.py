@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 from .._health import Health
-from .._scaling import scale_rule
+from ..scaling import scale_rule
 from ._describe import describe
 from ._errors import TargetError, install, told
 from ._pictures import Album, Matrix
