@@ -9,10 +9,10 @@ import pytest
 from checkup_support import make_call, make_result
 
 import levelhead as lh
+from levelhead._health.statistics import statistics_of
+from levelhead._health.verdicts import VERDICTS
 from levelhead._records import Alert, StepRecord
 from levelhead.report import checkup_page, page, run_page
-from levelhead.report._fields import FIELDS
-from levelhead.report._legend import LEGEND
 from levelhead.store import Store, read_run
 
 SWITCHES = [
@@ -171,7 +171,7 @@ def test_the_map_is_drawn_and_clicked(look, checkup_file, dress):
     for place, layer in enumerate(result["layers"]):
         for head in layer["heads"]:
             square = cell(tab, place, head["head"])
-            assert square.inner_text() == LEGEND[head["verdict"]].letter
+            assert square.inner_text() == VERDICTS[head["verdict"]].letter
             label = square.get_attribute("aria-label")
             assert label.startswith(f"layer.{place}, head {head['head']}: {head['verdict']}.")
     shades = tab.evaluate(
@@ -212,7 +212,7 @@ def test_hovering_shows_every_statistic(look, checkup_file):
     head = result["layers"][0]["heads"][1]
     assert "layer.0, head 1: exploding (error)" in shown
     assert head["reason"] in shown
-    assert all(field.label in shown for field in FIELDS.values())
+    assert all(each.label in shown for each in statistics_of(lh.Health).values() if each.is_field)
     lines = shown.splitlines()
     assert lines[lines.index("rows") + 1] == "24"
     assert lines[lines.index("largest score") + 1] == f"{head['score_max']:,.0f}"
@@ -238,7 +238,7 @@ def test_scales_change_the_map_and_the_heat_map(look, checkup_file):
     cell(tab, 0, 0).click()
     tab.get_by_label("none").first.check(force=True)
     unscaled = result["layers"][0]["scales"]["none"]["heads"][0]
-    assert cell(tab, 0, 0).inner_text() == LEGEND[unscaled["verdict"]].letter
+    assert cell(tab, 0, 0).inner_text() == VERDICTS[unscaled["verdict"]].letter
     assert unscaled["reason"] in text_of(tab, "#head-words")
     want = calls[0]._run(4.0).weights[0, 0]  # d_k is 16
     np.testing.assert_allclose(drawn(tab, "heat"), want, atol=5e-3)

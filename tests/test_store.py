@@ -22,7 +22,6 @@ from levelhead import GradHealth, Health
 from levelhead._health import GRAD_SUMS, HEALTH_SUMS
 from levelhead._records import Alert, StepRecord
 from levelhead.store import Run, Store, StoreError, read_run
-from levelhead.store._judged import judged
 from levelhead.store._schema import APPLICATION_ID, VERSION
 
 LAYERS = ("layers.0.attn", "layers.1.attn")
@@ -269,10 +268,10 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
         ("mixed", 1, "uniform", "info"),
         ("mixed", 2, "exploding", "critical"),
     ]
-    verdicts = judged(written)
-    assert list(verdicts["mixed"].values()) == mixed.health.verdicts()  # worst first
-    assert list(verdicts["mixed"]) == [2, 0, 1]
-    assert judged(StepRecord(0, 0.0, {})) == {}
+    judged = written.judged["mixed"]
+    assert judged.worst_first() == [2, 0, 1]
+    assert [judged[head] for head in (2, 0, 1)] == mixed.health.verdicts()
+    assert StepRecord(0, 0.0, {}).judged == {}
 
 
 def test_the_file_is_sound_and_the_view_can_be_queried(path):
@@ -542,9 +541,8 @@ def test_a_file_of_a_newer_version(path, way):
     Store(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-    with pytest.raises(
-        StoreError, match=r"newer levelhead \(schema 2, this one knows 1\): upgrade"
-    ):
+    versions = rf"\(schema {VERSION + 1}, this one knows {VERSION}\)"
+    with pytest.raises(StoreError, match=rf"newer levelhead {versions}: upgrade"):
         way(path)
     assert rows(path, "SELECT count(*) FROM runs") == [(1,)]
 

@@ -132,14 +132,16 @@ def test_summary():
     lines = text.splitlines()
     assert lines[1].split()[0] == "layers.0" and "gradient survival" in lines[1]
     assert "head 1: exploding" in lines[2]
-    assert "layers.1, head 1: exploding. the largest |score| is" in text
+    assert "At step 0: 1 of 8 heads needs attention: 1 exploding." in lines
+    assert "layers.1, head 1: exploding (warning); the largest |score| is" in text
     assert "What to do: tame the scores" in text
     lenient = {"saturated": 2, "collapsed": 0} | dict.fromkeys(
         ("exploding_warning", "exploding", "exploding_critical"), 1e9
     )
     with levelhead.torch.watch(model, thresholds=lenient) as seen:
         model(X)
-    assert "No head needs attention." in seen.summary() and not seen.alerts
+    assert seen.summary().endswith("At step 0: no problems found in 8 heads.")
+    assert not seen.alerts
 
 
 def test_report_of_a_step_that_is_not_over(tmp_path):

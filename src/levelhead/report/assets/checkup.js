@@ -120,7 +120,7 @@
   }
 
   function heatWords(weights, picture, queries, keys) {
-    const parts = ["Rows look, columns are looked at."];
+    const parts = ["Rows: queries. Columns: keys."];
     if (weights) {
       const strongest = weights.map((weight, i) => [weight ?? 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
       const links = strongest.map(([weight, i]) =>
@@ -176,7 +176,7 @@
       el("thead", {}, el("tr", {}, el("td", {}), known.map((rule) =>
         el("th", { scope: "col", class: "number" }, labelOf(rule))))),
       el("tbody", {}, line("verdict", (head) => `${head.verdict}${levelOf(head)}`),
-        fields.map((name) => line(data.fields[name].label, (head) => number(head[name]), data.fields[name].meaning))));
+        Object.entries(fields).map(([name, { label, meaning }]) => line(label, (head) => number(head[name]), meaning))));
   }
 
   function drawHead() {
@@ -192,18 +192,18 @@
     select("text", texts.map((text) => [text, pictures.inputs[text].label]), state.text, (value) => show({ text: Number(value) }));
     drawHeat();
     drawDistributions();
-    table("head-scales", ["score_max", "score_var", "entropy_ratio", "effective_keys", "saturated", "signal"]);
-    table("head-all", Object.keys(data.fields));
+    table("head-scales", data.main);
+    table("head-all", data.fields);
   }
 
   function drawScales() {
     const cells = (scale) => [
       el("td", {}, scale.known ? HeadMap.bar(scale.counts) : "the scale in use is not known"),
-      ...["largest", "saturated", "entropy", "signal"].map((name) => el("td", { class: "number" }, scale.known ? number(scale[name]) : "")),
+      ...Object.keys(data.compared).map((name) => el("td", { class: "number" }, scale.known ? number(scale.numbers[name]) : "")),
     ];
     fill("scales",
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"), el("th", { scope: "col" }, "heads by verdict"),
-        ["largest |score|", "saturated rows", "entropy ratio", "signal"].map((title) => el("th", { scope: "col", class: "number" }, title)))),
+        Object.values(data.compared).map((title) => el("th", { scope: "col", class: "number" }, title)))),
       el("tbody", {}, scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label), cells(scale)))));
   }
 
