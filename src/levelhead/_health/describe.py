@@ -131,6 +131,14 @@ def headline(heads: Sequence[Head], when: str = "") -> str:
     return f"{when}: {said}" if when else said[0].upper() + said[1:]
 
 
+def in_brief(health: PerHead) -> str:
+    """The number of heads, and the worst one if they can be judged."""
+    heads = plural(health.shape[-1], "head")
+    for verdict in getattr(health, "verdicts", list)()[:1]:
+        heads += f", the worst is {verdict.head}: {judged_as(verdict._asdict())}"
+    return heads
+
+
 # ------------------------------------------------------------ tables
 
 

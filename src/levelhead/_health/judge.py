@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from numpy.typing import NDArray
 
 from .numbers import Sentence
 from .statistics import Floats
-from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Rule, Thresholds, Verdict, ranked
+from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Thresholds, Verdict, ranked
 
 if TYPE_CHECKING:
-    from .health import GradHealth, Health
+    from .health import GradHealth, Health, PerHead
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
 _NO_LEVEL = len(LEVELS)
@@ -53,25 +54,8 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
     >>> judged.names, judged.levels, judged[0].reason
     (['exploding'], ['critical'], 'the largest |score| is 10,000 (critical from 10,000)')
     """
-    if not evidence.health:
-        return {}
-    at, heads, rules = thresholds or Thresholds(), _Heads(evidence), ranked()
-    held = {name: _case(rule, heads, at) for name, rule in rules.items()}
-    short = held[SHORT] >= 0
-    cases, worst = [], np.full(heads.count, _NO_LEVEL)
-    chosen = np.zeros(heads.count, np.int64)
-    for place, (name, rule) in enumerate(rules.items()):
-        excused = short & (not rule.any_keys and name != SHORT)
-        if rule.unless:
-            excused = excused | (held[rule.unless] >= 0)
-        case = np.where(excused, -1, held[name])
-        # The case of -1, none, takes the last entry.
-        level = np.array([*(LEVELS.index(each.level) for each in rule.cases), _NO_LEVEL])[case]
-        chosen = np.where(level < worst, place, chosen)
-        worst = np.minimum(level, worst)
-        cases.append(case)
-    together = Judgement(heads, at, tuple(rules), np.array(cases), chosen, worst)
-    return {layer: together.part(place) for layer, place in heads.places.items()}
+    model = _Model(evidence, thresholds or Thresholds())
+    return {layer: Judgement(model, heads) for layer, heads in model.places.items()}
 
 
 Severity = tuple[bool, int, int, float]
@@ -95,136 +79,176 @@ def _severity(verdict: str, level: int, order: int, value: float | None) -> Seve
 
 
 class Judgement:
-    """The verdicts of a layer's heads, by head: names and levels at once, words on request."""
+    """The verdicts of a layer's heads, by head. Only what is asked for is worked out."""
 
-    def __init__(
-        self,
-        heads: _Heads,
-        thresholds: Thresholds,
-        rules: tuple[str, ...],
-        cases: Indices,
-        chosen: Indices,
-        worst: Indices,
-        first: int = 0,
-    ) -> None:
-        """cases: (rules, heads), which case of a rule holds, -1 for none; first: among `heads`."""
-        self._heads, self._at, self._first = heads, thresholds, first
-        self._rules, self._cases, self._chosen, self._worst = rules, cases, chosen, worst
-
-    def part(self, place: slice) -> Judgement:
-        """The heads at some place among all."""
-        cases, chosen, worst = self._cases[:, place], self._chosen[place], self._worst[place]
-        return Judgement(self._heads, self._at, self._rules, cases, chosen, worst, place.start)
+    def __init__(self, model: _Model, heads: slice) -> None:
+        self._model, self._heads = model, heads
 
     def __len__(self) -> int:
-        return len(self._chosen)
+        return int(self._heads.stop - self._heads.start)
 
     @property
     def names(self) -> list[str]:
         """The verdict of each head; "short" for one with too few keys to be judged."""
-        return [self._rules[rule] for rule in self._chosen.tolist()]
+        return [self._model.order[rule] for rule in self._model.chosen[self._heads].tolist()]
 
     @property
     def levels(self) -> list[str]:
         """The level of each head's verdict."""
-        return [LEVELS[level] for level in self._worst.tolist()]
+        return [LEVELS[level] for level in self._model.worst[self._heads].tolist()]
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """How bad each head's verdict is, by level, then by rule; smaller is worse."""
+        worst, chosen = self._model.worst[self._heads], self._model.chosen[self._heads]
+        return list(zip(worst.tolist(), chosen.tolist(), strict=True))
 
     @property
     def loud(self) -> list[int]:
-        """The heads that someone should look after, in no order."""
-        return np.flatnonzero(self._worst < len(LOUD)).tolist()
+        """The heads that someone should look after, in order of their number."""
+        if not self._model.may_be_loud:
+            return []
+        heads: list[int] = np.flatnonzero(self._model.worst[self._heads] < len(LOUD)).tolist()
+        return heads
 
     def worst_first(self) -> list[int]:
         """All heads, those that could not be judged at the end."""
         return sorted(range(len(self)), key=self.severity)
 
-    @property
-    def ranks(self) -> list[tuple[int, int]]:
-        """How bad each head's verdict is, by level, then by rule; smaller is worse."""
-        return list(zip(self._worst.tolist(), self._chosen.tolist(), strict=True))
-
     def severity(self, head: int) -> Severity:
         """How bad a head is: its rank, then how far the statistic of its verdict has gone."""
-        level, order = int(self._worst[head]), int(self._chosen[head])
-        return _severity(self._rules[order], level, order, self.value(head))
+        at = self._heads.start + head
+        level, order = int(self._model.worst[at]), int(self._model.chosen[at])
+        return _severity(self._model.order[order], level, order, self.value(head))
 
     def value(self, head: int) -> float:
         """The statistic that a head's verdict rests on; NaN where it rests on none."""
-        limit = VERDICTS[self._rules[self._chosen[head]]].rests_on
-        return math.nan if limit is None else self._of(limit.statistic, head)
-
-    def _of(self, statistic: str, head: int) -> float:
-        return float(self._heads.values(statistic)[self._first + head])
+        at = self._heads.start + head
+        limit = self._model.rules[self._model.order[self._model.chosen[at]]].rests_on
+        return math.nan if limit is None else float(self._model.values(limit.statistic)[at])
 
     def __getitem__(self, head: int) -> Verdict:
         """A head's verdict in words."""
-        name, level = self._rules[self._chosen[head]], LEVELS[self._worst[head]]
-        rule = VERDICTS[name]
-        limits = rule.cases[self._cases[self._chosen[head], head]].limits
-        words = {"level": level, **({"limit": limits[0].at(self._at)} if limits else {})}
-        named = {each for _, each, _, _ in Sentence().parse(rule.reason) if each} - set(words)
-        numbers = {each: self._of(each, head) for each in named}
+        model, at = self._model, self._heads.start + head
+        name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
+        rule = model.rules[name]
+        limits = rule.cases[model.cases[name][at]].limits
+        limit = limits[0].at(model.at) if limits else math.nan
+        reason = Sentence().vformat(rule.reason, (), _Numbers(model, at, level, limit))
         also = tuple(
             other
-            for other, case in zip(self._rules, self._cases[:, head].tolist(), strict=True)
-            if case >= 0 and other not in (name, HEALTHY, SHORT)
+            for other, case in model.cases.items()
+            if case[at] >= 0 and other not in (name, HEALTHY, SHORT)
         )
-        reason = Sentence().format(rule.reason, **words, **numbers)
         return Verdict(head, name, level, reason, rule.hint, also)
 
 
-class _Heads:
-    """All heads of all layers side by side: a statistic is one array."""
+class _Numbers(dict[str, Any]):
+    """What a reason may name: the level, the threshold that was passed, any statistic."""
 
-    def __init__(self, evidence: Evidence) -> None:
-        health = {layer: part.over_batch() for layer, part in evidence.health.items()}
-        ends = np.cumsum([part.shape[0] for part in health.values()]).tolist()
-        self.places = {
-            layer: slice(end - part.shape[0], end)
-            for (layer, part), end in zip(health.items(), ends, strict=True)
-        }
-        self.count: int = ends[-1]
-        self._health = _joined(list(health.values()))
-        self._gradients = self._of_gradients(evidence)
+    def __init__(self, model: _Model, at: int, level: str, limit: float) -> None:
+        super().__init__(level=level, limit=limit)
+        self._model, self._at = model, at
+
+    def __missing__(self, statistic: str) -> float:
+        return float(self._model.values(statistic)[self._at])
+
+
+class _Model:
+    """All heads of all layers side by side: a statistic is one array, and so is a verdict."""
+
+    def __init__(self, evidence: Evidence, at: Thresholds) -> None:
+        self.at, self.rules = at, ranked()
+        self.order = list(self.rules)
+        self.places: dict[str, slice] = {}
+        self.count = 0
+        for layer, part in evidence.health.items():
+            self.places[layer] = slice(self.count, self.count + part.shape[-1])
+            self.count += part.shape[-1]
+        self._evidence = evidence
         self._values: dict[str, Floats] = {}
+        self._held: dict[str, Indices] = {}
 
-    def _of_gradients(self, evidence: Evidence) -> GradHealth | None:
-        """NaN for layers whose backward did not run."""
-        kind = next((type(part) for part in evidence.gradients.values()), None)
-        if kind is None:
-            return None
-        sums = np.full((self.count, len(kind.COLUMNS)), np.nan)
-        for layer, part in evidence.gradients.items():
-            if layer in self.places:
-                there, known = sums[self.places[layer]], part.over_batch().sums
-                heads = min(len(there), len(known))
-                there[:heads] = known[:heads]
-        return kind(sums)
+    @cached_property
+    def may_be_loud(self) -> bool:
+        """Whether any head could have a verdict that calls for action.
+
+        Quick to say, and nearly always no: a watch asks at every step.
+        """
+        return any(
+            (self._holds(name) >= 0).any()
+            for name, rule in self.rules.items()
+            if any(case.level in LOUD for case in rule.cases)
+        )
+
+    @cached_property
+    def cases(self) -> dict[str, Indices]:
+        """For each rule which of its cases applies to each head, -1 for none."""
+        short = self._holds(SHORT) >= 0
+        cases = {}
+        for name, rule in self.rules.items():
+            excused = short & (not rule.any_keys and name != SHORT)
+            if rule.unless:
+                excused = excused | (self._holds(rule.unless) >= 0)
+            cases[name] = np.where(excused, -1, self._holds(name))
+        return cases
+
+    @cached_property
+    def _verdicts(self) -> tuple[Indices, Indices]:
+        chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
+        for place, (name, rule) in enumerate(self.rules.items()):
+            # The case of -1, none, takes the last entry.
+            levels = np.array([*(LEVELS.index(case.level) for case in rule.cases), _NO_LEVEL])
+            level = levels[self.cases[name]]
+            chosen = np.where(level < worst, place, chosen)
+            worst = np.minimum(level, worst)
+        return chosen, worst
+
+    @property
+    def chosen(self) -> Indices:
+        """The place in `order` of each head's verdict."""
+        return self._verdicts[0]
+
+    @property
+    def worst(self) -> Indices:
+        """The place among LEVELS of its level."""
+        return self._verdicts[1]
+
+    def _holds(self, name: str) -> Indices:
+        """Which case of a rule holds for each head: the first one; -1 for none."""
+        if name not in self._held:
+            found = np.full(self.count, -1)
+            for place, case in reversed(list(enumerate(self.rules[name].cases))):
+                holds = np.ones(self.count, np.bool_)
+                for limit in case.limits:
+                    holds &= _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
+                found[holds] = place
+            self._held[name] = found
+        return self._held[name]
 
     def values(self, statistic: str) -> Floats:
         """Of every head; NaN where the statistic is one of gradients that are not there."""
         if statistic not in self._values:
-            if hasattr(type(self._health), statistic):
-                source: Health | GradHealth | None = self._health
-            else:
-                source = self._gradients
+            source = self._health if hasattr(type(self._health), statistic) else self._gradients
             nothing = np.full(self.count, np.nan)
             self._values[statistic] = nothing if source is None else getattr(source, statistic)
         return self._values[statistic]
 
+    @cached_property
+    def _health(self) -> PerHead:
+        parts = [part.over_batch() for part in self._evidence.health.values()]
+        return type(parts[0])(np.concatenate([part.sums for part in parts]))
 
-def _joined(parts: list[Health]) -> Health:
-    if len(parts) == 1:
-        return parts[0]
-    return type(parts[0])(np.concatenate([part.sums for part in parts]))
-
-
-def _case(rule: Rule, heads: _Heads, at: Thresholds) -> Indices:
-    """Which case of a rule holds for each head: the first one; -1 for none."""
-    found = np.full(heads.count, -1)
-    for place, case in reversed(list(enumerate(rule.cases))):
-        holds = np.ones(heads.count, np.bool_)
-        for limit in case.limits:
-            holds &= _SIGNS[limit.sign](heads.values(limit.statistic), limit.at(at))
-        found[holds] = place
-    return found
+    @cached_property
+    def _gradients(self) -> PerHead | None:
+        """NaN for layers whose backward did not run."""
+        parts = {layer: part.over_batch() for layer, part in self._evidence.gradients.items()}
+        if not parts:
+            return None
+        kind = type(next(iter(parts.values())))
+        sums = np.full((self.count, len(kind.COLUMNS)), np.nan)
+        for layer in self.places.keys() & parts.keys():
+            there, known = sums[self.places[layer]], parts[layer].sums
+            heads = min(len(there), len(known))
+            there[:heads] = known[:heads]
+        return kind(sums)

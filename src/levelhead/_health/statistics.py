@@ -292,7 +292,7 @@ class ForwardStatistics:
     large_scores = Mean(
         label="large scores",
         meaning="The share of scores beyond ±100.",
-        definition="share with \\|score\\| > 100",
+        definition="share with |score| > 100",
         bad="high",
         over="score_count",
     )
@@ -370,7 +370,7 @@ class ForwardStatistics:
     distance = Mean(
         label="distance",
         meaning="How far away, in positions, the keys are that a row looks at.",
-        definition="Σ p·\\|i − j\\| in positions",
+        definition="Σ p·|i − j| in positions",
         over="finite_rows",
     )
     null_mass = Mean(

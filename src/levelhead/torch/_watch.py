@@ -285,6 +285,7 @@ class watch:
                 self._on_alert(alert)
 
     def _remember(self, record: StepRecord) -> None:
+        record = replace(record)  # without what was worked out to judge it, as large again
         self._newest = record
         if record.step // self.every % self._stride == 0:
             self._history.append(record)

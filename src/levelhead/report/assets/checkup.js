@@ -141,9 +141,7 @@
     if (!all.length) return;
     const scores = all.flatMap((picture) => scoresOf(picture, state.rule)).filter((score) => score != null);
     const weights = all.flatMap((picture) => weightsOf(picture, state.rule) || []).filter((weight) => weight != null);
-    const head = current();
-    const deviation = head.score_var == null ? null : Math.sqrt(head.score_var);
-    fill("scores-words", `Each visible pair's score. Standard deviation ${number(deviation)}; `
+    fill("scores-words", `Each visible pair's score. Standard deviation ${number(current().score_std)}; `
       + "1/√d_k is meant to give about 1.");
     const bars = (id, x, bins, axis, label) => plot(id, (width, colour) => ({
       label,

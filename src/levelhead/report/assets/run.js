@@ -116,7 +116,7 @@
 
   function show(change) {
     Object.assign(state, change);
-    if (!(state.statistic in layers[state.layer].series)) state.statistic = "entropy_ratio";
+    if (!(state.statistic in layers[state.layer].series)) state.statistic = Object.keys(fields)[0];
     drawMap();
     drawChart();
   }
