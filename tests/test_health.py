@@ -344,6 +344,20 @@ def test_the_repr_of_many_heads_is_the_head_of_the_table():
     assert shown[-1] == "… and 1 more head"
 
 
+def test_what_results_show_of_themselves():
+    q, k, v = random_call(heads=4)
+    q[:, 1] *= 1e4
+    r = reference(q, k, v, return_health=True, return_lse=True)
+    assert repr(r) == (
+        "AttentionResult(output: float64 (6, 4, 9, 8), lse: float64 (6, 4, 9), "
+        "health: 4 heads, the worst is 1: exploding (critical))"
+    )
+    d = reference_backward(q, q[..., :12, :], k, v, return_health=True)
+    assert repr(d).endswith("dv: float64 (6, 4, 12, 8), health: 4 heads)")
+    short = reference(*np.ones((3, 1, 4, 8)), return_health=True)
+    assert repr(short).endswith("health: 1 head)")
+
+
 def test_from_sums_checks_its_columns():
     assert len(HEALTH_SUMS) == 23 and len(GRAD_SUMS) == 2
     with pytest.raises(ValueError, match=r"\(\.\.\., heads, 23\), got \(3, 22\)"):

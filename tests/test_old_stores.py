@@ -5,14 +5,18 @@ step 2 the queries of layers.1's second head were multiplied by 4,000.
 """
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from levelhead import StepRecord, Thresholds
 from levelhead.report import run_page
 from levelhead.report._run_page import run_data
 from levelhead.store import Store, read_run
+from levelhead.store._schema import VERSION, migration
 
 OLD = Path(__file__).parent / "data" / "run-0.1.db"
 
@@ -55,6 +59,28 @@ def test_a_store_of_0_1_takes_a_new_run(path):
     (_, last) = old.health("layers.1")[-1]
     with Store(path, name="new") as store:
         assert store.run == 2
+        store(StepRecord(0, 0.0, {"layers.1": last}, thresholds={"exploding": 2.0}))
     again = read_run(path, 1)
-    assert again.health("layers.1")[-1] == (2, last)
-    assert read_run(path).name == "new"
+    assert again.health("layers.1") == old.health("layers.1")
+    assert (again.alerts, again.thresholds) == (old.alerts, Thresholds())
+    new = read_run(path)
+    assert (new.name, new.thresholds) == ("new", Thresholds(exploding=2.0))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        counts = "SELECT count(entropy), count(survival) FROM heads GROUP BY run ORDER BY run"
+        assert connection.execute(counts).fetchall() == [(12, 12), (2, 0)]
+
+
+def test_two_processes_may_bring_a_store_up_to_date_at_once(path):
+    with closing(sqlite3.connect(path)) as other:
+        (first, *_) = migration(other)
+        assert "ALTER TABLE runs ADD COLUMN thresholds" in first
+        Store(path).close()
+        assert migration(other) == []
+
+
+def test_reading_changes_nothing(path):
+    before = path.read_bytes()
+    run_page(read_run(path))
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == ["run.db"]

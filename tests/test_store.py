@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead import GradHealth, Health
+from levelhead import GradHealth, Health, Thresholds
 from levelhead._health import GRAD_SUMS, HEALTH_SUMS
 from levelhead._records import Alert, StepRecord
 from levelhead.store import Run, Store, StoreError, read_run
@@ -272,6 +272,44 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
     assert judged.worst_first() == [2, 0, 1]
     assert [judged[head] for head in (2, 0, 1)] == mixed.health.verdicts()
     assert StepRecord(0, 0.0, {}).judged == {}
+
+
+def test_thresholds_are_kept_with_the_run(path):
+    usual = record(0)
+    strict = StepRecord(1, 0.0, usual.health, thresholds={"exploding": 2, "sink": np.float32(0.5)})
+    with Store(path) as store:
+        store(usual)
+        assert read_run(path).thresholds == Thresholds()
+        store(strict)
+    assert read_run(path).thresholds == Thresholds(exploding=2.0, sink=0.5)
+    with Store(path) as store:
+        assert read_run(path).thresholds == Thresholds()  # nothing is known yet
+    assert rows(path, "SELECT count(*) FROM heads WHERE run = 1 AND level = 'error'")[0][0] > 0
+    with closing(sqlite3.connect(path)) as connection, connection:
+        new = '{"sink": 0.7, "from a later version": 3}'
+        connection.execute("UPDATE runs SET thresholds = ?", (new,))
+    assert read_run(path).thresholds == Thresholds(sink=0.7)
+
+
+def test_what_is_wrong_with_a_record_is_no_outage(path, caplog):
+    with Store(path) as store:
+        with pytest.raises(sqlite3.ProgrammingError, match="binding"):
+            store(StepRecord(0, 0.0, {"a": Health(np.ones((2, 30)))}))
+        store(record(1))
+    assert read_run(path).steps == [1]
+    assert messages(caplog) == []
+
+
+def test_what_stores_and_runs_show_of_themselves(path):
+    with Store(path, name="first", model="tiny") as store:
+        for step in (0, 1_000):
+            store(record(step))
+        assert repr(store) == f"<Store {str(path)!r}: run 1, open>"
+    assert repr(store) == f"<Store {str(path)!r}: run 1, closed>"
+    assert repr(read_run(path)) == (
+        f"<Run: run 1 'first' in {str(path)!r} of tiny, 2 steps (0 to 1,000), "
+        "2 layers, 0 alerts, ended>"
+    )
 
 
 def test_the_file_is_sound_and_the_view_can_be_queried(path):

@@ -73,8 +73,8 @@ def plural(count: int, noun: str) -> str:
 
 
 def place(layer: str) -> str:
-    """A layer by its name; calls outside any module have none."""
-    return layer or "outside any module"
+    """A layer by its name; calls that no submodule makes have none."""
+    return layer or "outside any submodule"
 
 
 def needs_attention(head: Head) -> bool:
