@@ -57,7 +57,7 @@ def _values(evidence: Evidence, layer: str) -> dict[str, list[Any]]:
     if layer in evidence.gradients:
         parts.append(evidence.gradients[layer].over_batch())
     return {
-        name: plain(each.of(part).tolist())
+        name: plain(each.of(part))
         for part in parts
         for name, each in statistics_of(type(part)).items()
         if each.is_field or isinstance(each, Derived)

@@ -138,7 +138,7 @@ class PerHead:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as nested lists of plain numbers, None where there is no finite number."""
-        return {name: plain(getattr(self, name).tolist()) for name in self.FIELDS}
+        return {name: plain(getattr(self, name)) for name in self.FIELDS}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, PerHead) or type(other) is not type(self):

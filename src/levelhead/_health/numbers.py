@@ -6,6 +6,8 @@ import math
 from string import Formatter
 from typing import Any
 
+import numpy as np
+
 
 def number(value: float, form: str = "") -> str:
     """A number as it stands in a sentence or a table.
@@ -28,7 +30,7 @@ class Sentence(Formatter):
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
-    """The same for JSON, which has no NaN and no infinity: None stands for them.
+    """The same for JSON: Python's types, and None for NaN and infinity, which JSON does not have.
 
     >>> plain({"entropy": [0.51234, float("nan")], "rows": 3}, digits=2)
     {'entropy': [0.51, None], 'rows': 3}
@@ -39,6 +41,10 @@ def plain(value: Any, digits: int | None = None) -> Any:
         return {name: plain(each, digits) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each, digits) for each in value]
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and digits is None:
+        return np.where(np.isfinite(value), value, None).tolist()  # pages have a million of them
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist(), digits)
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

@@ -161,7 +161,5 @@ def _plain(picture: _Picture | None, side: int) -> dict[str, Any] | None:
 
 def _numbers(values: Matrix, decimals: int) -> list[float | None]:
     """Row by row in one list, None where there is no finite number."""
-    rounded: list[float | None] = plain(
-        np.round(values.astype(np.float64).ravel(), decimals).tolist()
-    )
+    rounded: list[float | None] = plain(np.round(values.astype(np.float64).ravel(), decimals))
     return rounded
