@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
+from string import Formatter
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rich.style import Style
 import levelhead as lh
 from levelhead import _reference_health
 from levelhead._health import GRAD_SUMS, HEALTH_SUMS, LARGE_SCORE, LEVELS, LOUD, SATURATED_WEIGHT
-from levelhead._health.numbers import Sentence, number, plain
+from levelhead._health.numbers import number, plain
 from levelhead._health.statistics import Mean, OfScores, statistics_of
 from levelhead._health.verdicts import HEALTHY, MARKS, SHORT, VERDICTS, failable, ranked
 from levelhead.report import _tables
@@ -102,7 +103,7 @@ def test_a_verdict_is_complete(name):
     levels = [LEVELS.index(case.level) for case in rule.cases]
     assert levels == sorted(levels)  # the first case that holds is the worst
     assert not rule.unless or rule.unless in VERDICTS
-    named = {field for _, field, _, _ in Sentence().parse(rule.reason) if field}
+    named = {field for _, field, _, _ in Formatter().parse(rule.reason) if field}
     assert named <= {*STATISTICS, "level", "limit"}
     Style.parse(style_of(name))
     for shade in [*rule.colour.light, *rule.colour.dark] if rule.colour else []:

@@ -189,7 +189,7 @@ def test_the_summary_is_worst_first():
     lines = seen.summary().splitlines()
     named = [line.split(",")[0] for line in lines if "; the largest |score| is" in line]
     assert named == [f"layers.{place}" for place in (5, 3, 1, 2, 4)]
-    assert lines[-1] == "and 1 more that need attention"
+    assert lines[-1] == "and 1 more; report() shows them all"
     assert [alert.layer for alert in seen.alerts] == [*named, "layers.0"]
 
 

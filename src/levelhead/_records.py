@@ -39,7 +39,7 @@ class StepRecord:
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
     alerts: heads that turned worse in this step
     thresholds: those that were changed, by name
-    evidence, judged: the same as the judge sees it, and what he says of each layer's heads
+    evidence, judged: the same as the judge sees it, and its verdicts on each layer's heads
     """
 
     step: int

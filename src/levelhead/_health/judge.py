@@ -10,15 +10,15 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .numbers import Sentence
+from .numbers import Spoken
 from .statistics import Floats
-from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Thresholds, Verdict, ranked
+from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Case, Thresholds, Verdict, ranked
 
 if TYPE_CHECKING:
     from .health import GradHealth, Health, PerHead
@@ -134,7 +134,7 @@ class Judgement:
         rule = model.rules[name]
         limits = rule.cases[model.cases[name][at]].limits
         limit = limits[0].at(model.at) if limits else math.nan
-        reason = Sentence().vformat(rule.reason, (), _Numbers(model, at, level, limit))
+        reason = rule.reason.format_map(_Numbers(model, at, level, limit))
         also = tuple(
             other
             for other, case in model.cases.items()
@@ -147,11 +147,11 @@ class _Numbers(dict[str, Any]):
     """What a reason may name: the level, the threshold that was passed, any statistic."""
 
     def __init__(self, model: _Model, at: int, level: str, limit: float) -> None:
-        super().__init__(level=level, limit=limit)
+        super().__init__(level=level, limit=Spoken(limit))
         self._model, self._at = model, at
 
-    def __missing__(self, statistic: str) -> float:
-        return float(self._model.values(statistic)[self._at])
+    def __missing__(self, statistic: str) -> Spoken:
+        return Spoken(self._model.values(statistic)[self._at])
 
 
 class _Model:
@@ -176,9 +176,10 @@ class _Model:
         Quick to say, and nearly always no: a watch asks at every step.
         """
         return any(
-            (self._holds(name) >= 0).any()
-            for name, rule in self.rules.items()
-            if any(case.level in LOUD for case in rule.cases)
+            self._passed(case).any()
+            for rule in self.rules.values()
+            for case in rule.cases
+            if case.level in LOUD
         )
 
     @cached_property
@@ -219,12 +220,18 @@ class _Model:
         if name not in self._held:
             found = np.full(self.count, -1)
             for place, case in reversed(list(enumerate(self.rules[name].cases))):
-                holds = np.ones(self.count, np.bool_)
-                for limit in case.limits:
-                    holds &= _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
-                found[holds] = place
+                found[self._passed(case)] = place
             self._held[name] = found
         return self._held[name]
+
+    def _passed(self, case: Case) -> NDArray[np.bool_]:
+        """Which heads have passed all limits of a case."""
+        passed = (
+            _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
+            for limit in case.limits
+        )
+        every: NDArray[np.bool_] = reduce(operator.and_, passed, np.ones(self.count, np.bool_))
+        return every
 
     def values(self, statistic: str) -> Floats:
         """Of every head; NaN where the statistic is one of gradients that are not there."""

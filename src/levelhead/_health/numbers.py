@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,18 @@ def number(value: float, form: str = "") -> str:
     """
     if math.isnan(value):
         return "-"
-    return format(value, form or (",.0f" if abs(value) >= 1_000 else ".4g"))
+    return format(float(value), form or (",.0f" if abs(value) >= 1_000 else ".4g"))
 
 
-class Sentence(Formatter):
-    """str.format with numbers as `number` writes them."""
+class Spoken(float):
+    """A number that stands in a formatted sentence as `number` writes it.
 
-    def format_field(self, value: Any, format_spec: str) -> str:
-        return value if isinstance(value, str) else number(value, format_spec)
+    >>> "{} of {:.1%}".format(Spoken(12345.6), Spoken(0.5))
+    '12,346 of 50.0%'
+    """
+
+    def __format__(self, form: str) -> str:
+        return number(self, form)
 
 
 def plain(value: Any, digits: int | None = None) -> Any:
@@ -41,10 +44,12 @@ def plain(value: Any, digits: int | None = None) -> Any:
         return {name: plain(each, digits) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each, digits) for each in value]
-    if isinstance(value, np.ndarray) and value.dtype.kind == "f" and digits is None:
-        return np.where(np.isfinite(value), value, None).tolist()  # pages have a million of them
     if isinstance(value, (np.ndarray, np.generic)):
-        return plain(value.tolist(), digits)
+        if value.dtype.kind == "f" and digits is None:
+            objects = np.asarray(value, object)  # all at once: pages have a million of them
+            objects[~np.isfinite(value)] = None
+            return objects.tolist()
+        return value.tolist() if value.dtype.kind in "iub" else plain(value.tolist(), digits)
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

@@ -55,6 +55,8 @@ class Thresholds:
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:
         """A copy with some thresholds changed."""
+        if not changes:
+            return self
         names = [each.name for each in fields(self)]
         if unknown := sorted(set(changes) - set(names)):
             raise TypeError(f"unknown threshold {unknown[0]!r}; there are: {', '.join(names)}")

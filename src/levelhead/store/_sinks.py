@@ -99,10 +99,10 @@ def _plain(record: StepRecord) -> dict[str, Any]:
 
 def _head(head: dict[str, Any]) -> dict[str, Any]:
     """Without what the verdict's name already says; none for a head that could not be judged."""
-    kept = {name: value for name, value in head.items() if name not in ("hint", "also")}
+    del head["hint"], head["also"]
     if head["verdict"] == SHORT:
-        kept |= dict.fromkeys(("verdict", "level", "reason"))
-    return kept
+        head |= dict.fromkeys(("verdict", "level", "reason"))
+    return head
 
 
 def _statistics() -> dict[str, Statistic]:

@@ -50,7 +50,7 @@ def summarise(run: Run, calls: int) -> str:
         lines += [in_words(f"{place(layer)}, head {head['head']}", head) for layer, head in alike]
         lines.append(f"  What to do: {hint}")
     if len(ill) > _WORST:
-        lines.append(f"and {len(ill) - _WORST} more that need attention")
+        lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
     return "\n".join(lines)
 
 
