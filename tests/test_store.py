@@ -271,6 +271,10 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
     judged = written.judged["mixed"]
     assert judged.worst_first() == [2, 0, 1]
     assert [judged[head] for head in (2, 0, 1)] == mixed.health.verdicts()
+    assert sorted(judged) == sorted(mixed.health.verdicts()) and len(list(judged)) == 3
+    assert list(written.judged["calm"]) == calm.health.verdicts()
+    with pytest.raises(IndexError, match="head 1 of 1"):
+        written.judged["calm"][1]  # the next one is another layer's
     assert StepRecord(0, 0.0, {}).judged == {}
 
 

@@ -37,18 +37,18 @@ def describe(
     judged: what the judge said of it; by default it is asked
     """
     judged = judge(evidence) if judged is None else judged
-    return {
-        layer: [
-            {**_verdict(judged[layer], head), **{name: each[head] for name, each in values.items()}}
-            for head in range(len(judged[layer]))
-        ]
-        for layer, values in ((layer, _values(evidence, layer)) for layer in evidence.health)
-    }
+    return {layer: _heads(judged[layer], _values(evidence, layer)) for layer in evidence.health}
 
 
-def _verdict(judged: Judgement, head: int) -> dict[str, Any]:
-    verdict = judged[head]
-    return {**verdict._asdict(), "also": list(verdict.also)}
+def _heads(judged: Judgement, values: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    return [
+        {
+            **verdict._asdict(),
+            "also": list(verdict.also),
+            **{name: each[verdict.head] for name, each in values.items()},
+        }
+        for verdict in judged
+    ]
 
 
 def _values(evidence: Evidence, layer: str) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
@@ -127,8 +127,13 @@ class Judgement:
         limit = self._model.rules[self._model.order[self._model.chosen[at]]].rests_on
         return math.nan if limit is None else float(self._model.values(limit.statistic)[at])
 
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[head] for head in range(len(self)))
+
     def __getitem__(self, head: int) -> Verdict:
         """A head's verdict in words."""
+        if not 0 <= head < len(self):
+            raise IndexError(f"head {head} of {len(self)}")
         model, at = self._model, self._heads.start + head
         name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
         rule = model.rules[name]
