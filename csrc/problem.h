@@ -44,7 +44,7 @@ struct Tensor {
 constexpr Index kOpen = std::numeric_limits<Index>::max() / 4;  // a window side without a limit
 
 // Columns of one head's health sums, and the names by which Python knows them: the table of
-// statistics (levelhead/_health/statistics.py) has them in the same order, which is checked at import.
+// statistics (levelhead/_health/statistics.py) has them in the same order (tests/test_tables.py).
 #define LEVELHEAD_HEALTH_SUMS(X)                                                                  \
   X(kRows, "rows") X(kPairs, "pairs") X(kEmptyRows, "empty_rows")                                 \
   X(kNonfiniteRows, "nonfinite_rows") X(kFiniteRows, "finite_rows") X(kChoiceRows, "choice_rows") \

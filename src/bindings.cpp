@@ -462,10 +462,10 @@ nb::typed<nb::tuple, nb::any, nb::ellipsis> backward(
                         want_scores ? scores->object : nb::none());
 }
 
-nb::object names(std::initializer_list<const char*> all) {
+nb::typed<nb::tuple, nb::str, nb::ellipsis> names(std::initializer_list<const char*> all) {
   nb::list list;
   for (const char* name : all) list.append(name);
-  return nb::tuple(list);
+  return nb::borrow<nb::typed<nb::tuple, nb::str, nb::ellipsis>>(nb::tuple(list));
 }
 
 nb::typed<nb::dict, nb::str, nb::any> cpu_info() {
@@ -509,8 +509,8 @@ NB_MODULE(_engine, m) {
     }
   });
   m.attr("OPEN") = kOpen;
-  m.attr("HEALTH_SUMS") = names({LEVELHEAD_HEALTH_SUMS(LEVELHEAD_COLUMN_NAME)});
-  m.attr("GRAD_SUMS") = names({LEVELHEAD_GRAD_SUMS(LEVELHEAD_COLUMN_NAME)});
+  m.def("health_columns", [] { return names({LEVELHEAD_HEALTH_SUMS(LEVELHEAD_COLUMN_NAME)}); });
+  m.def("grad_columns", [] { return names({LEVELHEAD_GRAD_SUMS(LEVELHEAD_COLUMN_NAME)}); });
   m.def("forward", &forward, "query"_a.none(), "key"_a.none(), "value"_a.none(), "mask"_a.none(),
         "left"_a, "right"_a,
         "query_offset"_a.none(), "key_lengths"_a.none(), "scale"_a.none(), "softcap"_a,

@@ -11,8 +11,9 @@ from watch_support import Stack, lively, randn
 
 import levelhead as lh
 import levelhead.torch
-from levelhead._verdicts import LEVELS
-from levelhead.torch._alerts import Judge
+from levelhead._health import LOUD
+from levelhead._records import StepRecord
+from levelhead.torch._alerts import Changes
 
 L = 16
 
@@ -40,7 +41,7 @@ def short(alerts):
     return [(a.step, a.head, a.verdict, a.level, a.previous) for a in alerts]
 
 
-def test_one_alert_a_change():
+def test_one_alert_per_change():
     alerts = history((1, 1), (1, 150), (1, 150), (2, 500), (1, 160), (1, 160))
     assert short(alerts) == [(1, 1, "exploding", "warning", "healthy")]
 
@@ -186,8 +187,8 @@ def test_thresholds():
     assert "warning from 4" in strict[0].reason
 
 
-def test_the_quick_look_never_hides_a_loud_verdict():
-    """Heads at random around every threshold: whoever is loud is found."""
+def test_whoever_is_loud_is_told_of():
+    """Heads at random around every threshold."""
     rng = np.random.default_rng(0)
     columns = {name: place for place, name in enumerate(lh.Health.COLUMNS)}
     loud = quiet = 0
@@ -211,8 +212,7 @@ def test_the_quick_look_never_hides_a_loud_verdict():
         sums[at("entropy")] = sums[at("effective_keys")] = sums[at("signal")] = rows
         health = lh.Health.from_sums(sums)
         (verdict,) = health.verdicts()
-        is_loud = LEVELS.index(verdict.level) < LEVELS.index("info")
-        assert Judge({})._may_be_bad([health.sums]) >= is_loud
-        assert len(Judge({}).judge(0, {"a": health})) == is_loud
+        is_loud = verdict.level in LOUD
+        assert len(Changes().alerts(StepRecord(0, 0.0, {"a": health}))) == is_loud
         loud, quiet = loud + is_loud, quiet + (not is_loud)
     assert min(loud, quiet) > 50

@@ -316,9 +316,46 @@ def test_pickle_equality_and_repr():
     assert h != reference(2 * q, k, v, return_health=True).health
     assert h != h[0] and h != "health"
     assert Health.from_sums(h.sums.tolist()) == h
-    assert repr(h) == "Health(shape=(6, 3))"
+    shown = repr(h).splitlines()
+    assert shown[0] == "Health of shape (6, 3): 3 heads, 162 rows, 1,944 visible pairs"
+    assert shown[1:] == str(h).splitlines()[1:]
     with pytest.raises(TypeError, match="unhashable"):
         hash(h)
+
+
+def test_the_repr_of_many_heads_is_the_head_of_the_table():
+    h = Health.from_sums([head(score_max=100.0 + place) for place in range(20)])
+    shown = repr(h).splitlines()
+    assert [line.split()[0] for line in shown[2:-1]] == [
+        "19",
+        "18",
+        "17",
+        "16",
+        "15",
+        "14",
+        "13",
+        "12",
+    ]
+    assert shown[-1] == "… and 12 more heads"
+    gradients = GradHealth.from_sums([[4.0, 1.0]] * 9)
+    shown = repr(gradients).splitlines()
+    assert shown[0] == "GradHealth of shape (9,):"
+    assert shown[1].split() == ["head", "|dL/dP|", "|dL/dS|", "survival"]
+    assert shown[-1] == "… and 1 more head"
+
+
+def test_what_results_show_of_themselves():
+    q, k, v = random_call(heads=4)
+    q[:, 1] *= 1e4
+    r = reference(q, k, v, return_health=True, return_lse=True)
+    assert repr(r) == (
+        "AttentionResult(output: float64 (6, 4, 9, 8), lse: float64 (6, 4, 9), "
+        "health: 4 heads, the worst is 1: exploding (critical))"
+    )
+    d = reference_backward(q, q[..., :12, :], k, v, return_health=True)
+    assert repr(d).endswith("dv: float64 (6, 4, 12, 8), health: 4 heads)")
+    short = reference(*np.ones((3, 1, 4, 8)), return_health=True)
+    assert repr(short).endswith("health: 1 head)")
 
 
 def test_from_sums_checks_its_columns():
@@ -334,9 +371,7 @@ def test_table_is_worst_first_and_fits_100_columns():
     q[:, 1] *= 1e4
     q[0, 3, 0] = np.nan
     lines = str(reference(q, k, v, return_health=True).health).splitlines()
-    assert lines[0] == (
-        "attention health: 4 heads, 216 rows, 2,592 visible pairs, 1 nonfinite rows"
-    )
+    assert lines[0] == ("attention health: 4 heads, 216 rows, 2,592 visible pairs, 1 nonfinite row")
     assert [line.split()[0] for line in lines[1:4]] == ["head", "3", "1"]
     assert "nonfinite (critical)" in lines[2] and "exploding (critical)" in lines[3]
     assert len(lines) == 6 and max(map(len, lines)) <= 100

@@ -47,8 +47,9 @@ def test_all_public_names():
 
 
 def modules():
-    names = [module.name for module in pkgutil.iter_modules(levelhead.__path__)]
-    return [f"levelhead.{name}" for name in names if name != "_engine"]
+    parts = {"levelhead": levelhead.__path__, "levelhead._health": levelhead._health.__path__}
+    names = [f"{part}.{m.name}" for part, at in parts.items() for m in pkgutil.iter_modules(at)]
+    return [name for name in names if name != "levelhead._engine"]
 
 
 @pytest.mark.parametrize("name", modules())

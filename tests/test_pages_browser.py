@@ -9,10 +9,10 @@ import pytest
 from checkup_support import make_call, make_result
 
 import levelhead as lh
+from levelhead._health.statistics import statistics_of
+from levelhead._health.verdicts import VERDICTS
 from levelhead._records import Alert, StepRecord
 from levelhead.report import checkup_page, page, run_page
-from levelhead.report._fields import FIELDS
-from levelhead.report._legend import LEGEND
 from levelhead.store import Store, read_run
 
 SWITCHES = [
@@ -88,14 +88,17 @@ def run_file(tmp_path_factory):
     for step in range(0, 60, 10):
         q, k, v = np.random.default_rng(0).standard_normal((3, 4, 12, 16))
         q[2] *= 1 + 10 * step
-        health = {
-            f"h.{layer}.attn": lh.attention(q * layer, k, v, return_health=True).health
-            for layer in (1, 2)
-        }
+        health, gradients = {}, {}
+        for layer in (1, 2):
+            result = lh.attention(q * layer, k, v, return_health=True, return_lse=True)
+            health[f"h.{layer}.attn"] = result.health
+            gradients[f"h.{layer}.attn"] = lh.attention_backward(
+                v, q * layer, k, v, result.output, result.lse, return_health=True
+            ).health
         alert = Alert(
             50, "h.2.attn", 2, "exploding", "error", "sharp", 1e3, NASTY, "tame <b>it</b>"
         )
-        store(StepRecord(step, time.time(), health, {}, (alert,) if step == 50 else ()))
+        store(StepRecord(step, time.time(), health, gradients, (alert,) if step == 50 else ()))
     store.close()
     path = folder / "run.html"
     path.write_text(run_page(read_run(folder / "run.db")), encoding="utf-8")
@@ -171,7 +174,7 @@ def test_the_map_is_drawn_and_clicked(look, checkup_file, dress):
     for place, layer in enumerate(result["layers"]):
         for head in layer["heads"]:
             square = cell(tab, place, head["head"])
-            assert square.inner_text() == LEGEND[head["verdict"]].letter
+            assert square.inner_text() == VERDICTS[head["verdict"]].letter
             label = square.get_attribute("aria-label")
             assert label.startswith(f"layer.{place}, head {head['head']}: {head['verdict']}.")
     shades = tab.evaluate(
@@ -212,7 +215,7 @@ def test_hovering_shows_every_statistic(look, checkup_file):
     head = result["layers"][0]["heads"][1]
     assert "layer.0, head 1: exploding (error)" in shown
     assert head["reason"] in shown
-    assert all(field.label in shown for field in FIELDS.values())
+    assert all(each.label in shown for each in statistics_of(lh.Health).values() if each.is_field)
     lines = shown.splitlines()
     assert lines[lines.index("rows") + 1] == "24"
     assert lines[lines.index("largest score") + 1] == f"{head['score_max']:,.0f}"
@@ -238,7 +241,7 @@ def test_scales_change_the_map_and_the_heat_map(look, checkup_file):
     cell(tab, 0, 0).click()
     tab.get_by_label("none").first.check(force=True)
     unscaled = result["layers"][0]["scales"]["none"]["heads"][0]
-    assert cell(tab, 0, 0).inner_text() == LEGEND[unscaled["verdict"]].letter
+    assert cell(tab, 0, 0).inner_text() == VERDICTS[unscaled["verdict"]].letter
     assert unscaled["reason"] in text_of(tab, "#head-words")
     want = calls[0]._run(4.0).weights[0, 0]  # d_k is 16
     np.testing.assert_allclose(drawn(tab, "heat"), want, atol=5e-3)
@@ -326,6 +329,29 @@ def test_a_run_is_followed_by_statistic_layer_and_step(look, run_file):
     cell(tab, 1, 3).click()
     assert text_of(tab, "#chart-title") == "h.2: entropy"
     assert tab.locator("#number").input_value() == "3"
+
+
+def test_a_runs_gradients_and_levels_are_shown_at_every_step(look, run_file):
+    tab = look(run_file)
+    run = read_run(run_file.with_name("run.db"))
+    _, survival = run.series("h.2.attn", "survival")
+    tab.locator("summary").click()
+
+    def shown(label):
+        lines = text_of(tab, "#numbers").splitlines()
+        return float(lines[lines.index(label) + 1].replace("−", "-"))
+
+    assert shown("gradient survival") == pytest.approx(survival[-1, 2], rel=1e-2)
+    tab.locator("#step").fill("1")
+    assert shown("gradient survival") == pytest.approx(survival[1, 2], rel=1e-2)
+    cell(tab, 1, 2).hover()
+    ((_, then),) = [(s, h) for s, h in run.health("h.2.attn") if s == 10]
+    verdict = then.verdicts()[0]
+    assert (verdict.head, verdict.level) == (2, "warning")
+    assert f"h.2, head 2: {verdict.verdict} (warning)" in text_of(tab, "#tip")
+    tab.get_by_label("whole run").check(force=True)
+    total = run.total_gradients()["h.2.attn"].survival[2]
+    assert shown("gradient survival") == pytest.approx(total, rel=1e-2)
 
 
 def test_a_run_without_steps_has_a_page(look, tmp_path):

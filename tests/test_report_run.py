@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import levelhead as lh
 from levelhead._records import Alert, StepRecord
 from levelhead.report import _series, run_page, write_run_page
 from levelhead.report._run_page import run_data
-from levelhead.store import Store, read_run
+from levelhead.store import Run, Store, read_run
 
 HEADS = 3
 
@@ -78,6 +79,62 @@ def test_lines_are_the_stores_series(store):
     for name in ("score_max", "entropy", "survival"):
         _, want = run.series("h.1.attn", name)
         np.testing.assert_allclose(np.transpose(series[name]), want, rtol=1e-3)
+
+
+def test_every_step_has_its_gradients(store):
+    for step in range(3):
+        store(record(step, grow=1 + step))
+    run = read_run(store.path)
+    layer = run_data(run)["layers"][1]
+    _, survival = run.series("h.1.attn", "survival")
+    np.testing.assert_allclose(np.transpose(layer["series"]["survival"]), survival, rtol=1e-3)
+    assert [head["survival"] for head in layer["last"]] == survival[-1].tolist()
+    together = run.total_gradients()["h.1.attn"].survival
+    assert [head["survival"] for head in layer["heads"]] == together.tolist()
+
+
+def test_a_run_in_memory_has_the_page_of_a_run_in_a_file(store):
+    records = [record(0), record(5, layers=("h.0.attn",)), record(20, grow=900, alerts=[ALERT])]
+    for each in records:
+        store(each)
+    stored, held = data_of(store), run_data(Run.from_records(records, model="Tiny"))
+    for data in (stored, held):
+        del data["about"], data["made"]
+    assert held == stored
+    assert held["alerts"][0]["verdict"] == "exploding"
+    empty = Run.from_records([])
+    assert run_data(empty)["headline"] == "No step is recorded yet."
+    assert empty.latest()[1] == []
+
+
+def test_a_run_is_judged_with_its_own_thresholds(store):
+    store(replace(record(3), thresholds={"exploding": 2.0}))
+    data = data_of(store)
+    assert data["headline"].startswith("At step 3: 6 of 6 heads need attention: 6 exploding.")
+    assert {"X"} == set("".join(line for part in data["layers"] for line in part["verdicts"]))
+    assert {"E"} == set("".join(line for part in data["layers"] for line in part["levels"]))
+    assert data["guides"]["score_max"] == [10_000.0, 2.0, 100.0]
+
+
+def test_layers_that_were_last_seen_at_different_steps(store):
+    store(record(0))
+    store(record(7, layers=("h.0.attn",)))
+    data = data_of(store)
+    assert data["headline"] == "At steps 0 to 7: no problems found in 6 heads."
+    assert data["layers"][1]["last"][0]["rows"] == 12
+
+
+def test_a_layer_without_statistics_is_left_out(store):
+    """One that only an alert or a gradient has named."""
+    stray = replace(ALERT, layer="nowhere", step=0)
+    store(
+        replace(
+            record(0, alerts=[stray, ALERT]), gradients={"only": record(0).gradients["h.0.attn"]}
+        )
+    )
+    data = data_of(store)
+    assert [layer["name"] for layer in data["layers"]] == ["h.0.attn", "h.1.attn"]
+    assert [alert["layer"] for alert in data["alerts"]] == [1]
 
 
 def test_too_many_steps_are_merged_not_dropped(store, monkeypatch):

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from levelhead._scaling import SCALE_RULES, dk, none, scale_rule, sqrt_dk, sqrt_dmodel
+import levelhead as lh
+from levelhead.scaling import SCALE_RULES, dk, none, scale_rule, sqrt_dk, sqrt_dmodel
+
+
+def test_the_rules_have_a_module_of_their_own():
+    assert lh.scaling.dk is dk
+    for name in ("SCALE_RULES", "scale_rule", *SCALE_RULES):
+        assert hasattr(lh.scaling, name)
+        assert not hasattr(lh, name)
 
 
 def test_factors_by_hand():

@@ -18,11 +18,10 @@ import numpy as np
 import pytest
 
 import levelhead as lh
-from levelhead import GradHealth, Health
+from levelhead import GradHealth, Health, Thresholds
 from levelhead._health import GRAD_SUMS, HEALTH_SUMS
 from levelhead._records import Alert, StepRecord
 from levelhead.store import Run, Store, StoreError, read_run
-from levelhead.store._judged import judged
 from levelhead.store._schema import APPLICATION_ID, VERSION
 
 LAYERS = ("layers.0.attn", "layers.1.attn")
@@ -269,10 +268,52 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
         ("mixed", 1, "uniform", "info"),
         ("mixed", 2, "exploding", "critical"),
     ]
-    verdicts = judged(written)
-    assert list(verdicts["mixed"].values()) == mixed.health.verdicts()  # worst first
-    assert list(verdicts["mixed"]) == [2, 0, 1]
-    assert judged(StepRecord(0, 0.0, {})) == {}
+    judged = written.judged["mixed"]
+    assert judged.worst_first() == [2, 0, 1]
+    assert [judged[head] for head in (2, 0, 1)] == mixed.health.verdicts()
+    assert sorted(judged) == sorted(mixed.health.verdicts()) and len(list(judged)) == 3
+    assert list(written.judged["calm"]) == calm.health.verdicts()
+    with pytest.raises(IndexError, match="head 1 of 1"):
+        written.judged["calm"][1]  # the next one is another layer's
+    assert StepRecord(0, 0.0, {}).judged == {}
+
+
+def test_thresholds_are_kept_with_the_run(path):
+    usual = record(0)
+    strict = StepRecord(1, 0.0, usual.health, thresholds={"exploding": 2, "sink": np.float32(0.5)})
+    with Store(path) as store:
+        store(usual)
+        assert read_run(path).thresholds == Thresholds()
+        store(strict)
+    assert read_run(path).thresholds == Thresholds(exploding=2.0, sink=0.5)
+    with Store(path) as store:
+        assert read_run(path).thresholds == Thresholds()  # nothing is known yet
+    assert rows(path, "SELECT count(*) FROM heads WHERE run = 1 AND level = 'error'")[0][0] > 0
+    with closing(sqlite3.connect(path)) as connection, connection:
+        new = '{"sink": 0.7, "from a later version": 3}'
+        connection.execute("UPDATE runs SET thresholds = ?", (new,))
+    assert read_run(path).thresholds == Thresholds(sink=0.7)
+
+
+def test_what_is_wrong_with_a_record_is_no_outage(path, caplog):
+    with Store(path) as store:
+        with pytest.raises(sqlite3.ProgrammingError, match="binding"):
+            store(StepRecord(0, 0.0, {"a": Health(np.ones((2, 30)))}))
+        store(record(1))
+    assert read_run(path).steps == [1]
+    assert messages(caplog) == []
+
+
+def test_what_stores_and_runs_show_of_themselves(path):
+    with Store(path, name="first", model="tiny") as store:
+        for step in (0, 1_000):
+            store(record(step))
+        assert repr(store) == f"<Store {str(path)!r}: run 1, open>"
+    assert repr(store) == f"<Store {str(path)!r}: run 1, closed>"
+    assert repr(read_run(path)) == (
+        f"<Run: run 1 'first' in {str(path)!r} of tiny, 2 steps (0 to 1,000), "
+        "2 layers, 0 alerts, ended>"
+    )
 
 
 def test_the_file_is_sound_and_the_view_can_be_queried(path):
@@ -542,9 +583,8 @@ def test_a_file_of_a_newer_version(path, way):
     Store(path).close()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-    with pytest.raises(
-        StoreError, match=r"newer levelhead \(schema 2, this one knows 1\): upgrade"
-    ):
+    versions = rf"\(schema {VERSION + 1}, this one knows {VERSION}\)"
+    with pytest.raises(StoreError, match=rf"newer levelhead {versions}: upgrade"):
         way(path)
     assert rows(path, "SELECT count(*) FROM runs") == [(1,)]
 

@@ -1,5 +1,6 @@
 """What a watch takes, what it says and hands out, and where that goes."""
 
+import json
 import threading
 import warnings
 
@@ -18,6 +19,9 @@ from watch_support import (
 )
 
 import levelhead.torch
+from levelhead._health import Thresholds
+from levelhead._health.verdicts import MARKS, VERDICTS
+from levelhead.report._run_page import run_data
 from levelhead.store import JsonLines, Store, StoreError, read_run
 
 X = randn(2, 13, 32)
@@ -132,14 +136,153 @@ def test_summary():
     lines = text.splitlines()
     assert lines[1].split()[0] == "layers.0" and "gradient survival" in lines[1]
     assert "head 1: exploding" in lines[2]
-    assert "layers.1, head 1: exploding. the largest |score| is" in text
+    assert "At step 0: 1 of 8 heads needs attention: 1 exploding." in lines
+    assert "layers.1, head 1: exploding (warning); the largest |score| is" in text
     assert "What to do: tame the scores" in text
     lenient = {"saturated": 2, "collapsed": 0} | dict.fromkeys(
         ("exploding_warning", "exploding", "exploding_critical"), 1e9
     )
     with levelhead.torch.watch(model, thresholds=lenient) as seen:
         model(X)
-    assert "No head needs attention." in seen.summary() and not seen.alerts
+    assert seen.summary().endswith("At step 0: no problems found in 8 heads.")
+    assert not seen.alerts
+
+
+class Loud(nn.Module):
+    """One head, whose largest score is as asked."""
+
+    def forward(self, size):
+        q = torch.eye(16)[None, None] * size**0.5
+        return F.scaled_dot_product_attention(q, q, q, scale=1.0)
+
+
+class Louder(nn.Module):
+    """One layer per size."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.sizes = list(sizes)
+        self.layers = nn.ModuleList(Loud() for _ in sizes)
+
+    def forward(self):
+        for layer, size in zip(self.layers, self.sizes, strict=True):
+            layer(size)
+
+
+def test_the_summary_speaks_of_the_last_step():
+    model = Louder(1.0)
+    with levelhead.torch.watch(model) as seen, torch.no_grad():
+        for size in (500.0, 500.0, 1.0):
+            model.sizes = [size]
+            model()
+        assert seen.summary().endswith("At step 2: no problems found in 1 head.")
+        assert seen.health["layers.0"].verdicts()[0].verdict == "exploding"  # over all steps
+        model.sizes = [5_000.0]
+        model()
+    assert "At step 3: 1 of 1 head needs attention: 1 exploding." in seen.summary()
+
+
+def test_the_summary_is_worst_first():
+    model = Louder(150.0, 2_000.0, 300.0, 5_000.0, 200.0, 20_000.0, 1.0)
+    with levelhead.torch.watch(model) as seen, torch.no_grad():
+        model()
+    lines = seen.summary().splitlines()
+    named = [line.split(",")[0] for line in lines if "; the largest |score| is" in line]
+    assert named == [f"layers.{place}" for place in (5, 3, 1, 2, 4)]
+    assert lines[-1] == "and 1 more; report() shows them all"
+    assert [alert.layer for alert in seen.alerts] == [*named, "layers.0"]
+
+
+def test_the_newest_step_is_told_of_though_the_history_thins_out(monkeypatch):
+    monkeypatch.setattr("levelhead.torch._watch._HISTORY", 4)
+    model = Louder(1.0)
+    with levelhead.torch.watch(model) as seen, torch.no_grad():
+        for step in range(22):
+            model.sizes = [500.0 if step == 21 else 1.0]
+            model()
+    assert seen._history[-1].step < 21
+    assert "At step 21: 1 of 1 head needs attention: 1 exploding." in seen.summary()
+    assert seen._run().steps[-1] == 21
+
+
+def test_one_verdict_whoever_says_it(tmp_path):
+    """With thresholds of one's own: alerts, summary, store, sinks and pages agree."""
+    model, records = lively(Stack(), size=0.2), []
+    strict, path = {"exploding": 2}, tmp_path / "run.db"
+    with (
+        JsonLines(tmp_path / "run.jsonl") as lines,
+        levelhead.torch.watch(
+            model, store=path, sinks=[lines, records.append], thresholds=strict
+        ) as seen,
+    ):
+        model(X).sum().backward()
+    said = [
+        [
+            (v.verdict, v.level)
+            for v in sorted(seen.health[layer].verdicts(**strict), key=lambda v: v.head)
+        ]
+        for layer in seen.health
+    ]
+    assert ("exploding", "error") in said[0] + said[1]
+    assert Thresholds().changed(strict) == read_run(path).thresholds == seen._run().thresholds
+    for run in (read_run(path), seen._run()):
+        data = run_data(run)
+        for spoken in ("last", "heads"):
+            got = [[(h["verdict"], h["level"]) for h in part[spoken]] for part in data["layers"]]
+            assert got == said
+        letters = [[(VERDICTS[v].letter, MARKS[level]) for v, level in layer] for layer in said]
+        assert letters == [
+            list(zip("".join(part["verdicts"]), "".join(part["levels"]), strict=True))
+            for part in data["layers"]
+        ]
+        assert 2.0 in data["guides"]["score_max"]
+        ill = sum(level == "error" for layer in said for _, level in layer)
+        verb = "needs" if ill == 1 else "need"
+        assert f"At step 0: {ill} of 8 heads {verb} attention: {ill} exploding." == data["headline"]
+    assert data["headline"] in seen.summary()
+    assert len(seen.alerts) == ill
+    line = json.loads((tmp_path / "run.jsonl").read_text())
+    assert [[(h["verdict"], h["level"]) for h in part["heads"]] for part in line["layers"]] == said
+    assert [list(zip(j.names, j.levels, strict=True)) for j in records[0].judged.values()] == said
+
+
+def test_a_report_writes_no_database(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise AssertionError("a database was opened")
+
+    model = Stack()
+    with levelhead.torch.watch(model) as seen:
+        model(X).sum().backward()
+    monkeypatch.setattr("sqlite3.connect", refuse)
+    seen.report(tmp_path / "page.html")
+    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_gradient_survival_is_on_the_page(tmp_path):
+    model = Stack()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with levelhead.torch.watch(model, store=tmp_path / "run.db") as seen:
+        for _ in range(3):
+            model(X).sum().backward()
+            optimizer.step()
+    for run in (read_run(tmp_path / "run.db"), seen._run()):
+        for layer in run_data(run)["layers"]:
+            assert all(None not in line for line in layer["series"]["survival"])
+            for heads in (layer["last"], layer["heads"]):
+                assert all(0 < head["survival"] < 1 for head in heads)
+            got = [head["survival"] for head in layer["heads"]]
+            np.testing.assert_allclose(got, seen.gradients[layer["name"]].survival)
+
+
+def test_what_a_watch_shows_of_itself():
+    model = Stack()
+    with levelhead.torch.watch(model) as seen, torch.no_grad():
+        assert repr(seen) == "<watch of Stack: on, step 0, 0 calls, 0 layers, 0 heads, 0 alerts>"
+        model(X)
+    assert repr(seen) == "<watch of Stack: off, step 1, 2 calls, 2 layers, 8 heads, 0 alerts>"
+    assert repr(seen._run()) == (
+        "<Run: a run of Stack, 1 step (0 to 0), 2 layers, 0 alerts, ended>"
+    )
 
 
 def test_report_of_a_step_that_is_not_over(tmp_path):

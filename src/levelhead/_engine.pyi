@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 OPEN: int = 2305843009213693951
 
+def health_columns() -> tuple[str, ...]: ...
+def grad_columns() -> tuple[str, ...]: ...
 def forward(
     query: object | None,
     key: object | None,

@@ -10,8 +10,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from ._attention import attention
 from ._result import AttentionResult
-from ._scaling import ScaleRule
-from ._scaling import scale_rule as rule_of_name
+from .scaling import ScaleRule
+from .scaling import scale_rule as rule_of_name
 
 Array = NDArray[Any]
 
@@ -31,7 +31,7 @@ class MultiHeadAttention:
     num_heads:    query heads; must divide d_model
     num_kv_heads: key and value heads, shared by groups of query heads; None is num_heads
     d_key:        width of the context; None is d_model
-    scale_rule:   a name of SCALE_RULES, or a function of (d_k, d_model)
+    scale_rule:   the name of a rule in `levelhead.scaling`, or a function of (d_k, d_model)
     bias:         whether the projections have one (it starts at 0)
     seed:         of the weights, which are Xavier-uniform
     dtype:        of the weights, and so of the inputs

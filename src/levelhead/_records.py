@@ -1,11 +1,13 @@
-"""What a watch hands to the places that keep it: one record a step."""
+"""What a watch hands to the places that keep it: one record per step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ._health import GradHealth, Health
+from ._health import Evidence, GradHealth, Health, Judgement, Thresholds, judge
+from ._health.describe import place
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Alert:
 
     def __str__(self) -> str:
         return (
-            f"step {self.step}, {self.layer or 'outside any module'}, head {self.head}: "
+            f"step {self.step}, {place(self.layer)}, head {self.head}: "
             f"{self.verdict} (was {self.previous}); {self.reason}. What to do: {self.hint}"
         )
 
@@ -37,6 +39,7 @@ class StepRecord:
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
     alerts: heads that turned worse in this step
     thresholds: those that were changed, by name
+    evidence, judged: the same as the judge sees it, and its verdicts on each layer's heads
     """
 
     step: int
@@ -45,3 +48,11 @@ class StepRecord:
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        return Evidence(self.health, self.gradients)
+
+    @cached_property
+    def judged(self) -> dict[str, Judgement]:
+        return judge(self.evidence, Thresholds().changed(self.thresholds))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ._health import GradHealth, Health
+from ._health.describe import in_brief
 
 
 class AttentionResult(NamedTuple):
@@ -27,6 +28,9 @@ class AttentionResult(NamedTuple):
     weights: Any = None
     health: Health | None = None
 
+    def __repr__(self) -> str:
+        return _brief(self)
+
 
 class AttentionGradients(NamedTuple):
     """The gradients of query, key and value, each shaped like its input.
@@ -45,3 +49,18 @@ class AttentionGradients(NamedTuple):
     dk: Any
     dv: Any
     health: GradHealth | None = None
+
+    def __repr__(self) -> str:
+        return _brief(self)
+
+
+def _brief(result: AttentionResult | AttentionGradients) -> str:
+    """What there is, without all the numbers."""
+    there = {name: value for name, value in result._asdict().items() if value is not None}
+    parts = [
+        f"{name}: {in_brief(value)}"
+        if name == "health"
+        else f"{name}: {value.dtype} {tuple(value.shape)}"
+        for name, value in there.items()
+    ]
+    return f"{type(result).__name__}({', '.join(parts)})"

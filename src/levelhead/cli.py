@@ -17,12 +17,12 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from ._health.verdicts import failable
 from ._hints import did_you_mean
 from .checkup import TargetError, examine, load
 from .lab import LabError, progress_bar
 from .lab import run as run_lab
 from .report import (
-    FAILABLE,
     OutputError,
     check_output,
     checkup_json,
@@ -81,8 +81,8 @@ def checkup(
 ) -> None:
     """The attention health of a model, head by head."""
     with plain_errors(debug):
-        if fail_on is not None and fail_on not in FAILABLE:
-            raise TargetError(_unknown("--fail-on", fail_on, FAILABLE))
+        if fail_on is not None and fail_on not in failable():
+            raise TargetError(_unknown("--fail-on", fail_on, failable()))
         _check_outputs(html, json, keep=text)
         with progress() as tell:
             tell(f"Loading {target or 'the demo model'}")

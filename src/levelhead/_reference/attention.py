@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .._health import GradHealth, Health
 from .._result import AttentionGradients, AttentionResult
-from .._scaling import sqrt_dk
+from ..scaling import sqrt_dk
 from .health import health_sums
 
 Floats = NDArray[np.float64]

@@ -2,13 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
+from .._health import LARGE_SCORE, SATURATED_WEIGHT, Floats, Health
+from .._health.statistics import statistics_of
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+class Rows(NamedTuple):
+    """What the definitions are made of, row by row; the last outcome is the learned sink.
+
+    On a saturated row 1 - p of the largest weight rounds to 0 even in float64. Wherever the
+    others' share is meant, it is summed from the others.
+    """
+
+    p: Floats  # (B, Hq, L, S + 1)
+    log_p: Floats
+    one_minus_p: Floats
+    others_squares: Floats  # for each outcome the sum of all others' p²
+    outcomes: NDArray[np.int64]  # (B, Hq, L), how many there are
+    away: NDArray[np.int64]  # (B, 1, L, S), |i - j| of the positions
+
+
+def _entropy(row: Rows) -> Floats:
+    total: Floats = -np.where(row.p > 0, row.p * row.log_p, 0.0).sum(axis=-1)
+    return total
+
+
+# A row's share in each sum over rows: (B, Hq, L). The table of statistics says over which rows.
+DEFINITIONS: dict[str, Callable[[Rows], Floats]] = {
+    "entropy": _entropy,
+    "entropy_ratio": lambda row: _entropy(row) / np.log(np.maximum(row.outcomes, 2)),
+    "effective_keys": lambda row: 1.0 / (row.p**2).sum(axis=-1),
+    "top_weight": lambda row: row.p.max(axis=-1),
+    "saturated": lambda row: (row.p.max(axis=-1) > SATURATED_WEIGHT).astype(np.float64),
+    "signal": lambda row: (row.p * row.one_minus_p).sum(axis=-1),
+    # ‖diag(p) - ppᵀ‖²: p²(1 - p)² on the diagonal, p_i²p_j² off it.
+    "jacobian_norm": lambda row: np.sqrt(
+        (row.p**2 * (row.one_minus_p**2 + row.others_squares)).sum(axis=-1)
+    ),
+    "first_key": lambda row: row.p[..., 0],
+    "distance": lambda row: (row.p[..., :-1] * row.away).sum(axis=-1),
+    "null_mass": lambda row: row.p[..., -1],
+}
 
 
 def health_sums(
@@ -18,7 +59,7 @@ def health_sums(
     sinks: Floats | None,
     positions: NDArray[np.int64],
 ) -> Floats:
-    """The sums that `Health` is made of, (B, Hq, len(HEALTH_SUMS)).
+    """The sums that `Health` is made of, (B, Hq, len(Health.COLUMNS)).
 
     scores:    (B, Hq, L, S), scale·QKᵀ
     logits:    (B, Hq, L, S), the same with softcap and bias, as they enter the softmax
@@ -47,19 +88,13 @@ def health_sums(
         ],
         axis=-1,
     )
-    row = _row_statistics(outcomes)
-    weights = row["p"][..., :-1]
-    outcome_count = visible + (sinks is not None)
     away = np.abs(positions[:, None, :, None] - np.arange(size))
+    row = _rows(outcomes, visible + (sinks is not None), away)
 
     count = pairs.sum(axis=(-2, -1))
     at_least_one = np.maximum(count, 1)
     mean = np.where(pairs, scores, 0.0).sum(axis=(-2, -1)) / at_least_one
     deviations = np.where(pairs, scores - mean[..., None, None], 0.0)
-
-    def over(rows: Bools, statistic: Floats) -> Floats:
-        total: Floats = np.where(rows, statistic, 0.0).sum(axis=-1)
-        return total
 
     sums = {
         "rows": np.full(scores.shape[:2], scores.shape[2]),
@@ -75,45 +110,28 @@ def health_sums(
         "score_mean": mean,
         "score_m2": (deviations**2).sum(axis=(-2, -1)),
         "large_scores": (pairs & (np.abs(scores) > LARGE_SCORE)).sum(axis=(-2, -1)),
-        "entropy": over(used, row["entropy"]),
-        "entropy_ratio": over(choice, row["entropy"] / np.log(np.maximum(outcome_count, 2))),
-        "effective_keys": over(used, row["effective_keys"]),
-        "top_weight": over(used, row["top_weight"]),
-        "saturated": (choice & (row["top_weight"] > SATURATED_WEIGHT)).sum(axis=-1),
-        "signal": over(used, row["signal"]),
-        "jacobian_norm": over(used, row["jacobian_norm"]),
-        "first_key": over(choice, row["p"][..., 0]),
-        "distance": over(used, (weights * away).sum(axis=-1)),
-        "null_mass": over(used, row["p"][..., -1]),
     }
-    return np.stack([sums[name].astype(np.float64) for name in HEALTH_SUMS], axis=-1)
+    over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
+    for name, definition in DEFINITIONS.items():
+        sums[name] = np.where(over[table[name].over], definition(row), 0.0).sum(axis=-1)
+    return np.stack([sums[name].astype(np.float64) for name in Health.COLUMNS], axis=-1)
 
 
-def _row_statistics(outcomes: Floats) -> dict[str, Floats]:
-    """p and what is defined by it, for rows of logits (..., n), each with one finite at least.
-
-    On a saturated row 1 - p of the largest weight rounds to 0 even in float64. Wherever the
-    others' share is meant, it is summed from the others.
-    """
+def _rows(outcomes: Floats, count: NDArray[np.int64], away: NDArray[np.int64]) -> Rows:
+    """p and what goes with it, for rows of logits (..., n), each with one finite at least."""
     below_top = outcomes - outcomes.max(axis=-1, keepdims=True)
     exps = np.exp(below_top)
     largest = np.arange(outcomes.shape[-1]) == outcomes.argmax(axis=-1)[..., None]
     tail = np.where(largest, 0.0, exps).sum(axis=-1, keepdims=True)
-
     p = exps / (1.0 + tail)
-    log_p = below_top - np.log1p(tail)
-    one_minus_p = _sum_of_others(exps, largest) / (1.0 + tail)
-    squares = p**2
-    # ‖diag(p) - ppᵀ‖²: p²(1 - p)² on the diagonal, p_i²p_j² off it.
-    jacobian_square = (squares * (one_minus_p**2 + _sum_of_others(squares, largest))).sum(axis=-1)
-    return {
-        "p": p,
-        "entropy": -np.where(p > 0, p * log_p, 0.0).sum(axis=-1),
-        "effective_keys": 1.0 / squares.sum(axis=-1),
-        "top_weight": p.max(axis=-1),
-        "signal": (p * one_minus_p).sum(axis=-1),
-        "jacobian_norm": np.sqrt(jacobian_square),
-    }
+    return Rows(
+        p=p,
+        log_p=below_top - np.log1p(tail),
+        one_minus_p=_sum_of_others(exps, largest) / (1.0 + tail),
+        others_squares=_sum_of_others(p**2, largest),
+        outcomes=count,
+        away=away,
+    )
 
 
 def _sum_of_others(x: Floats, largest: Bools) -> Floats:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from .._health import Health
-from .._scaling import scale_rule
-from ._describe import describe
+from .._health import Evidence, Health
+from .._health.describe import describe
+from ..scaling import scale_rule
 from ._errors import TargetError, install, told
 from ._pictures import Album, Matrix
 from ._subject import Input, Subject
@@ -61,7 +61,8 @@ class _Layer:
             self._parts[name].append(call.rescaled(factor).over_batch())
 
     def result(self, name: str) -> dict[str, Any]:
-        heads = {rule: describe(Health.merge(*parts)) for rule, parts in self._parts.items()}
+        merged = {rule: Health.merge(*parts) for rule, parts in self._parts.items()}
+        heads = {rule: describe(Evidence({name: health}))[name] for rule, health in merged.items()}
         return {
             "name": name,
             "calls": self.calls,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._health.numbers import plain
 from ._subject import Input
 
 if TYPE_CHECKING:
@@ -160,5 +161,5 @@ def _plain(picture: _Picture | None, side: int) -> dict[str, Any] | None:
 
 def _numbers(values: Matrix, decimals: int) -> list[float | None]:
     """Row by row in one list, None where there is no finite number."""
-    rounded = np.round(values.astype(np.float64).ravel(), decimals).tolist()
-    return [value if math.isfinite(value) else None for value in rounded]
+    rounded: list[float | None] = plain(np.round(values.astype(np.float64).ravel(), decimals))
+    return rounded

@@ -6,13 +6,14 @@ The name "timings" is reserved for what the clock says, which no seed can repeat
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .._health import numbers
 
 Figures = dict[str, Any]
 TIMINGS = "timings"
@@ -100,17 +101,7 @@ def _array(values: list[Any]) -> NDArray[Any]:
 
 def plain(value: Any) -> Any:
     """Figures as JSON takes them: NumPy's types made Python's, floats cut to six digits."""
-    if isinstance(value, dict):
-        return {str(name): plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return plain(value.item())
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    return value
+    return numbers.plain(value, _DIGITS)
 
 
 def summary(runs: Sequence[Figures]) -> Figures:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._health.numbers import plain
+
 Spec = dict[str, Any]
 Values = Sequence[Any] | NDArray[Any]
 
@@ -95,4 +97,4 @@ def _list(values: Values) -> list[Any]:
     array = np.asarray(values)
     if array.dtype.kind != "f":
         return list(array.tolist())
-    return [float(f"{item:.5g}") if np.isfinite(item) else None for item in array.tolist()]
+    return list(plain(array, 5))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .._scaling import scale_rule
+from ..scaling import scale_rule
 from ..torch import attention
 
 

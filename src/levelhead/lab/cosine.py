@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention, cosine_attention
+from .. import attention, cosine_attention
+from ..scaling import SCALE_RULES
 from ._experiment import Runs
 from ._figures import Figures, at, stack
 from ._measure import Array, normal, queries_and_keys, table

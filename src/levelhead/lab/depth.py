@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES
+from ..scaling import SCALE_RULES
 from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack
 from ._measure import Array, table

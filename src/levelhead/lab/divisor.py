@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import SCALE_RULES
+from ..scaling import SCALE_RULES
 from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack
 from ._measure import health, queries_and_keys, table

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention, attention_backward
+from .. import attention, attention_backward
+from ..scaling import SCALE_RULES
 from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack, typical
 from ._measure import normal, table

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES
+from ..scaling import SCALE_RULES
 from ._demo import demo_reads
 from ._experiment import Runs
 from ._figures import Figures, Spread, at, stack

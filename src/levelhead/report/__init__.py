@@ -1,7 +1,7 @@
 """Results as pages, as text for the terminal, and as JSON."""
 
 from ._checkup_page import checkup_json, checkup_page
-from ._failing import FAILABLE, failing
+from ._failing import failing
 from ._files import OutputError, check_output, write_whole
 from ._page import page
 from ._progress import progress
@@ -9,7 +9,6 @@ from ._run_page import run_page, write_run_page
 from ._terminal import checkup_text
 
 __all__ = [
-    "FAILABLE",
     "OutputError",
     "check_output",
     "checkup_json",

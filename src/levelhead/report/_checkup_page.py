@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from .. import __version__
-from ._fields import FIELDS
-from ._legend import LEGEND, Head, largest_score, needs_attention, severity
+from .._health import Health
+from .._health.describe import (
+    Head,
+    count,
+    headline,
+    judged_as,
+    listed,
+    needs_attention,
+    plural,
+)
+from .._health.judge import severity
+from .._health.numbers import plain
 from ._names import short_names
 from ._page import asset, page
-from ._scales import mean_of, scale_label, scale_views
-from ._words import count, headline, judged, listed, plural, subtitle
+from ._scales import compared, of_all, scale_label, scale_views
+from ._tables import colours, fields, legend, main_statistics
+from ._words import subtitle
 
 Result = Mapping[str, Any]
 MOST_LISTED = 12
@@ -29,7 +39,9 @@ def checkup_page(result: Result) -> str:
     """The result as one HTML file."""
     script = asset("map.js") + asset("checkup.js")
     title = f"Checkup of {result['model']}"
-    return page(title, asset("checkup.html"), page_data(result), script, asset("map.css"))
+    return page(
+        title, asset("checkup.html"), page_data(result), script, colours() + asset("map.css")
+    )
 
 
 def page_data(result: Result) -> dict[str, Any]:
@@ -44,8 +56,10 @@ def page_data(result: Result) -> dict[str, Any]:
         "listed in levelhead's docs/health.md.",
         "inputs": _inputs(result),
         "nopicture": "The attention of this layer was not kept: its input is too long to draw.",
-        "legend": {name: mark._asdict() for name, mark in LEGEND.items()},
-        "fields": {name: field._asdict() for name, field in FIELDS.items()},
+        "legend": legend(),
+        "fields": fields(Health),
+        "main": main_statistics(),
+        "compared": {each.name: each.label for each in compared()},
         "layers": [
             {**layer, "short": name} for layer, name in zip(result["layers"], names, strict=True)
         ],
@@ -77,7 +91,7 @@ def _list(worst: list[tuple[int, Head]], names: list[str]) -> dict[str, Any]:
     return {
         "title": f"Worst first{more}" if ill else "Nothing to repair; worth knowing",
         "heads": [
-            item(layer, head, f"{names[layer]}, head {head['head']}: {judged(head)}")
+            item(layer, head, f"{names[layer]}, head {head['head']}: {judged_as(head)}")
             for layer, head in ill[:MOST_LISTED]
         ]
         + [
@@ -105,17 +119,10 @@ def _scale(result: Result, rule: str, heads: list[Head] | None) -> dict[str, Any
         "label": label,
         "known": True,
         "counts": counts,
-        "largest": max(largest_score(head) for head in heads),
-        "saturated": _known(mean_of(heads, "saturated")),
-        "entropy": _known(mean_of(heads, "entropy_ratio")),
-        "signal": _known(mean_of(heads, "signal")),
+        "numbers": plain({each.name: of_all(heads, each) for each in compared()}),
         "words": f"{'As it is' if rule == 'used' else f'Scale {label}'}: {listed(counts)}. "
         f"{ill} of {plural(len(heads), 'head')}{would} {need} attention.",
     }
-
-
-def _known(number: float) -> float | None:
-    return None if math.isnan(number) else number
 
 
 def _inputs(result: Result) -> str:

@@ -2,136 +2,88 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import __version__
-from .._health import GradHealth, Health, Thresholds
-from .._records import Alert
-from ..checkup._describe import describe
-from ._fields import FIELDS, GRADIENT_FIELDS
+from .._health import Evidence, GradHealth, Health, judge
+from .._health.describe import at_steps, describe, headline, plural
+from .._health.judge import severity
+from .._health.numbers import plain
+from .._health.verdicts import MARKS, SHORT
+from ..store import Run
 from ._files import write_whole
-from ._legend import LEGEND, severity
 from ._names import short_names
 from ._page import asset, page
 from ._series import thinned
-from ._words import headline, plural
+from ._tables import colours, fields, guides, legend, telling
 
 MOST_ALERTS = 500
-# Where verdicts begin, as lines in the chart of the statistic they rest on.
-GUIDES = {
-    "score_max": [
-        Thresholds.exploding_warning,
-        Thresholds.exploding,
-        Thresholds.exploding_critical,
-    ],
-    "saturated": [Thresholds.saturated],
-    "entropy_ratio": [Thresholds.collapsed, Thresholds.sharp_entropy],
-    "first_key": [Thresholds.sink],
-}
-# The statistic to look at first, by the verdict of the worst head.
-_TELLING = {
-    "nonfinite": "nonfinite_rows",
-    "exploding": "score_max",
-    "saturated": "saturated",
-    "sink": "first_key",
-}
 
 
-class RunLike(Protocol):
-    """What `levelhead.store.read_run` gives; a watch can look like it too."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def started(self) -> float: ...
-    @property
-    def ended(self) -> float | None: ...
-    @property
-    def steps(self) -> Sequence[int]: ...
-    @property
-    def layers(self) -> Sequence[str]: ...
-    @property
-    def alerts(self) -> Sequence[Alert]: ...
-    def health(self, layer: str) -> Sequence[tuple[int, Health]]: ...
-    def gradients(self, layer: str) -> Sequence[tuple[int, GradHealth]]: ...
-    def total(self) -> dict[str, Health]: ...
-
-
-def write_run_page(path: str | os.PathLike[str], run: RunLike) -> None:
+def write_run_page(path: str | os.PathLike[str], run: Run) -> None:
     """Write the page of a run to a file, whole or not at all."""
     write_whole(Path(path), run_page(run))
 
 
-def run_page(run: RunLike) -> str:
+def run_page(run: Run) -> str:
     """The page of a run as one HTML file."""
     script = asset("map.js") + asset("run.js")
     title = f"Run {run.name}" if run.name else "A watched run"
-    return page(title, asset("run.html"), run_data(run), script, asset("map.css"))
+    return page(title, asset("run.html"), run_data(run), script, colours() + asset("map.css"))
 
 
-def run_data(run: RunLike) -> dict[str, Any]:
+def run_data(run: Run) -> dict[str, Any]:
     """All that the page shows, words included: its script only draws."""
     steps, lines = thinned(run)
-    totals = run.total()
-    names = short_names(run.layers)
-    whole = {layer: describe(totals[layer]) for layer in run.layers}
-    last = {layer: describe(_last(run, layer)) for layer in run.layers}
-    now = [head for heads in last.values() for head in heads]
-    worst = min(
-        ((place, head) for place, layer in enumerate(run.layers) for head in last[layer]),
-        key=lambda entry: severity(entry[1]),
-        default=None,
-    )
+    latest, last_steps = run.latest()
+    layers = list(latest.health)
+    whole = Evidence(run.total(), run.total_gradients())
+    heads = describe(whole, judge(whole, run.thresholds))
+    last = describe(latest, judge(latest, run.thresholds))
+    now = [(place, head) for place, layer in enumerate(layers) for head in last[layer]]
+    worst = min(now, key=lambda entry: severity(entry[1]), default=None)
+    chart = telling(worst[1]) if worst else None
     return {
-        "headline": f"At step {run.steps[-1]:,}: {headline(now)}"
+        "headline": headline([head for _, head in now], at_steps(last_steps))
         if now
         else "No step is recorded yet.",
         "about": _about(run),
         "made": f"Made by levelhead {__version__} at {_clock(time.time())}.",
-        "legend": {name: mark._asdict() for name, mark in LEGEND.items()},
-        "fields": {n: field._asdict() for n, field in (FIELDS | GRADIENT_FIELDS).items()},
-        "guides": GUIDES,
+        "legend": legend(),
+        "levels": MARKS,
+        "unjudged": SHORT,
+        "fields": fields(Health, GradHealth),
+        "guides": guides(run.thresholds),
         "steps": steps,
         "layers": [
-            {"name": layer, "short": name, "heads": whole[layer], "last": last[layer]}
+            {"name": layer, "short": name, "heads": heads[layer], "last": last[layer]}
             | lines[layer]
-            for layer, name in zip(run.layers, names, strict=True)
+            for layer, name in zip(layers, short_names(layers), strict=True)
         ],
         "worst": None if worst is None else {"layer": worst[0], "head": worst[1]["head"]},
-        "statistic": _TELLING.get(worst[1]["verdict"], "entropy_ratio") if worst else None,
-        "axis": "log" if worst and worst[1]["verdict"] == "exploding" else "linear",
-        "alerts": _alerts(run),
+        "statistic": chart.name if chart else None,
+        "axis": "log" if chart and chart.log else "linear",
+        "alerts": _alerts(run, layers),
         "alerts_left_out": max(0, len(run.alerts) - MOST_ALERTS),
     }
 
 
-def _last(run: RunLike, layer: str) -> Health:
-    return run.health(layer)[-1][1]
-
-
-def _alerts(run: RunLike) -> list[dict[str, Any]]:
+def _alerts(run: Run, layers: Sequence[str]) -> list[dict[str, Any]]:
     """The latest alerts, the newest first, each with the place of its layer."""
-    places = {layer: place for place, layer in enumerate(run.layers)}
+    places = {layer: place for place, layer in enumerate(layers)}
     return [
-        asdict(alert)
-        | {
-            "layer": places[alert.layer],
-            "value": alert.value if math.isfinite(alert.value) else None,
-        }
+        plain(asdict(alert)) | {"layer": places[alert.layer]}
         for alert in reversed(run.alerts[-MOST_ALERTS:])
         if alert.layer in places
     ]
 
 
-def _about(run: RunLike) -> str:
+def _about(run: Run) -> str:
     steps = run.steps
     parts = [run.name, run.model, plural(len(steps), "step") + " recorded"]
     if steps:

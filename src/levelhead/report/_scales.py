@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ._legend import Head
+from .._health import Health
+from .._health.describe import Head
+from .._health.statistics import Statistic, statistics_of
 
 LABELS = {"none": "none", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model"}
 
@@ -43,7 +45,16 @@ def _formula(layer: Mapping[str, Any]) -> str:
     return f"{layer['scale']:.4g}"
 
 
-def mean_of(heads: Sequence[Head], field: str) -> float:
-    """The mean of a statistic over the heads that have it; NaN where none has."""
-    values = [head[field] for head in heads if head[field] is not None]
-    return sum(values) / len(values) if values else math.nan
+def compared() -> list[Statistic]:
+    """What scales are compared by."""
+    return [each for each in statistics_of(Health).values() if each.compared]
+
+
+def of_all(heads: Sequence[Head], statistic: Statistic) -> float:
+    """One number for all heads that have the statistic; NaN where none has."""
+    values: list[float] = [
+        head[statistic.name] for head in heads if head[statistic.name] is not None
+    ]
+    if not values:
+        return math.nan
+    return max(values) if statistic.compared == "max" else sum(values) / len(values)

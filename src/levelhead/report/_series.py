@@ -6,21 +6,22 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._health import GradHealth, Health
-from ._fields import FIELDS, GRADIENT_FIELDS
-from ._legend import LEGEND
+from .._health import Evidence, GradHealth, Health, Thresholds, judge
+from .._health.numbers import plain
+from .._health.verdicts import MARKS, VERDICTS
 
 if TYPE_CHECKING:
-    from .._per_head import PerHead
-    from ._run_page import RunLike
+    from .._health import PerHead
+    from ..store import Run
 
     Part = TypeVar("Part", bound=PerHead)
 
 MOST_POINTS = 400  # of a line; a screen has hardly more pixels for it
 MOST_NUMBERS = 1_500_000
+_DIGITS = 4
 
 
-def thinned(run: RunLike) -> tuple[list[int], dict[str, dict[str, Any]]]:
+def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]]]:
     """The steps shown, and per layer its lines.
 
     Where a run has too many steps, neighbours are merged, not dropped: the largest score of the
@@ -29,12 +30,16 @@ def thinned(run: RunLike) -> tuple[list[int], dict[str, dict[str, Any]]]:
     steps = list(dict.fromkeys(run.steps))
     records = {layer: (run.health(layer), run.gradients(layer)) for layer in run.layers}
     heads = sum(health[-1][1].shape[-1] for health, _ in records.values() if health)
-    room = MOST_NUMBERS // max(1, heads * (len(FIELDS) + len(GRADIENT_FIELDS)))
+    room = MOST_NUMBERS // max(1, heads * (len(Health.FIELDS) + len(GradHealth.FIELDS)))
     size = max(1, math.ceil(len(steps) / max(20, min(MOST_POINTS, room))))
     group = {step: place // size for place, step in enumerate(steps)}
     shown = [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)]
     return shown, {
-        layer: _lines(_merged(health, group, len(shown)), _merged(gradients, group, len(shown)))
+        layer: _lines(
+            _merged(health, group, len(shown)),
+            _merged(gradients, group, len(shown)),
+            run.thresholds,
+        )
         for layer, (health, gradients) in records.items()
     }
 
@@ -48,37 +53,49 @@ def _merged(
     return [many[0].merge(*many[1:]) if many else None for many in parts]
 
 
-def _lines(health: list[Health | None], gradients: list[GradHealth | None]) -> dict[str, Any]:
-    """Statistic → head → value at each point; and per head its verdicts, a letter a point."""
+def _lines(
+    health: list[Health | None], gradients: list[GradHealth | None], thresholds: Thresholds
+) -> dict[str, Any]:
+    """Statistic → head → value at each point; and per head a letter and a mark at each point."""
     heads = next((part.shape[-1] for part in reversed(health) if part is not None), 0)
-    series = _values(health, FIELDS, heads)
+    series = _values(health, Health.FIELDS, heads)
     if any(part is not None for part in gradients):
-        series |= _values(gradients, GRADIENT_FIELDS, heads)
-    return {"series": series, "verdicts": _letters(health, heads)}
+        series |= _values(gradients, GradHealth.FIELDS, heads)
+    return {"series": series, **_verdicts(health, gradients, thresholds, heads)}
 
 
 def _values(
     parts: Sequence[PerHead | None], names: Iterable[str], heads: int
 ) -> dict[str, list[list[float | None]]]:
-    points = [None if part is None else part.to_dict() for part in parts]
+    points = [None if part is None else plain(part.to_dict(), _DIGITS) for part in parts]
     return {
         name: [
-            [None if point is None else _short(point[name][head]) for point in points]
+            [None if point is None else point[name][head] for point in points]
             for head in range(heads)
         ]
         for name in names
     }
 
 
-def _letters(parts: Sequence[Health | None], heads: int) -> list[str]:
-    """A blank where the layer took no part."""
-    unjudged = [" " if part is None else LEGEND["short"].letter for part in parts]
-    letters = [list(unjudged) for _ in range(heads)]
-    for place, part in enumerate(parts):
-        for verdict in part.verdicts() if part is not None else ():
-            letters[verdict.head][place] = LEGEND[verdict.verdict].letter
-    return ["".join(line) for line in letters]
-
-
-def _short(value: float | None) -> float | None:
-    return value if value is None or isinstance(value, int) else float(f"{value:.4g}")
+def _verdicts(
+    health: list[Health | None],
+    gradients: list[GradHealth | None],
+    thresholds: Thresholds,
+    heads: int,
+) -> dict[str, list[str]]:
+    """The verdict's letter and the level's mark; a blank where the layer took no part."""
+    # Points instead of layers: all of them are judged at once.
+    points = Evidence(
+        {str(place): part for place, part in enumerate(health) if part is not None},
+        {str(place): part for place, part in enumerate(gradients) if part is not None},
+    )
+    letters = [[" "] * len(health) for _ in range(heads)]
+    marks = [[" "] * len(health) for _ in range(heads)]
+    for point, said in judge(points, thresholds).items():
+        place = int(point)
+        for head, (name, level) in enumerate(zip(said.names, said.levels, strict=True)):
+            letters[head][place], marks[head][place] = VERDICTS[name].letter, MARKS[level]
+    return {
+        "verdicts": ["".join(line) for line in letters],
+        "levels": ["".join(line) for line in marks],
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any
@@ -12,10 +11,22 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from ._legend import LEGEND, Head, largest_score, needs_attention, severity
+from .._health.describe import (
+    Head,
+    count,
+    headline,
+    in_words,
+    judged_as,
+    listed,
+    needs_attention,
+    plural,
+)
+from .._health.judge import severity
+from .._health.numbers import number
+from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
 from ._names import short_names
-from ._scales import mean_of, scale_label, scale_views
-from ._words import count, headline, judged, listed, plural, subtitle
+from ._scales import compared, of_all, scale_label, scale_views
+from ._words import subtitle
 
 Result = Mapping[str, Any]
 MOST_HEADS_IN_WORDS = 8
@@ -44,7 +55,7 @@ def _short(result: Result) -> list[str]:
 
 
 def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
-    """A line a layer: a block a head, then the worst head in words."""
+    """One line per layer: one block per head, then the worst head in words."""
     widest = max(len(layer["heads"]) for layer in result["layers"])
     cell = 3 if widest <= 16 else 1
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
@@ -54,8 +65,8 @@ def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
     for layer in result["layers"]:
         blocks = Text()
         for head in layer["heads"]:
-            mark = LEGEND[head["verdict"]]
-            blocks.append(mark.letter.center(cell), style=mark.style)
+            letter = VERDICTS[head["verdict"]].letter
+            blocks.append(letter.center(cell), style=style_of(head["verdict"]))
         worst = min(layer["heads"], key=severity)
         words = Text.assemble(
             (f"{worst['head']} ", "bold"), (worst["verdict"], "bold"), f": {worst['reason']}"
@@ -66,14 +77,24 @@ def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
 
 def _legend(verdicts: set[str]) -> RenderableType:
     table = Table.grid(padding=(0, 1))
-    for verdict, mark in LEGEND.items():
+    for verdict, rule in ranked().items():
         if verdict in verdicts:
-            table.add_row(_mark(verdict), Text(f"{verdict}: {mark.meaning}", style="dim"))
+            table.add_row(_mark(verdict), Text(f"{verdict}: {rule.meaning}", style="dim"))
     return table
 
 
 def _mark(verdict: str) -> Text:
-    return Text(f" {LEGEND[verdict].letter} ", style=LEGEND[verdict].style)
+    return Text(f" {VERDICTS[verdict].letter} ", style=style_of(verdict))
+
+
+def style_of(verdict: str) -> str:
+    """The verdict's colours as rich writes them, bold if it can call for action."""
+    rule = VERDICTS[verdict]
+    if rule.colour is None:
+        return "dim"
+    fill, ink = rule.colour.light
+    loud = any(case.level in LOUD for case in rule.cases)
+    return f"{'bold ' if loud else ''}{ink} on {fill}"
 
 
 def _worst(heads: list[tuple[str, Head]]) -> Iterator[RenderableType]:
@@ -89,7 +110,7 @@ def _worst(heads: list[tuple[str, Head]]) -> Iterator[RenderableType]:
         more = len(ill) - MOST_HEADS_IN_WORDS
         yield Text(f"  and {more} more; --html and --json show them all", style="dim")
     benign = [entry for entry in heads if not needs_attention(entry[1])]
-    noted = [verdict for verdict in count(h for _, h in benign) if verdict != "healthy"]
+    noted = [verdict for verdict in count(h for _, h in benign) if verdict != HEALTHY]
     if noted:
         yield ""
         yield Text("Worth knowing", style="bold")
@@ -103,11 +124,8 @@ def _worst(heads: list[tuple[str, Head]]) -> Iterator[RenderableType]:
 
 
 def _in_words(which: str, head: Head) -> RenderableType:
-    text = Text.assemble(
-        f"{which}: ",
-        (judged(head), "bold"),
-        f"; {head['reason']}.",
-    )
+    text = Text(in_words(which, head))
+    text.stylize("bold", len(which) + 2, len(which) + 2 + len(judged_as(head)))
     table = Table.grid(padding=(0, 1))
     table.add_row(_mark(head["verdict"]), text)
     return Padding(table, (0, 0, 0, 2))
@@ -120,24 +138,15 @@ def _hint(hint: str) -> RenderableType:
 def _scales(result: Result) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     table.add_column("  scale", no_wrap=True)
-    for title in ("largest |score|", "saturated rows", "entropy", "signal"):
-        table.add_column(title, justify="right")
+    statistics = compared()
+    for each in statistics:
+        table.add_column(each.label, justify="right")
     table.add_column("verdicts", ratio=1)
     for rule, heads in scale_views(result):
-        label = scale_label(result, rule)
+        label = f"  {scale_label(result, rule)}"
         if heads is None:
-            table.add_row(f"  {label}", "", "", "", "", "the scale in use is not known")
+            table.add_row(label, *[""] * len(statistics), "the scale in use is not known")
             continue
-        table.add_row(
-            f"  {label}",
-            f"{max(largest_score(head) for head in heads):,.3g}",
-            _number(mean_of(heads, "saturated"), ".0%"),
-            _number(mean_of(heads, "entropy_ratio"), ".2f"),
-            _number(mean_of(heads, "signal"), ".2f"),
-            listed(count(heads)),
-        )
+        numbers = (number(of_all(heads, each), each.form) for each in statistics)
+        table.add_row(label, *numbers, listed(count(heads)))
     return table
-
-
-def _number(value: float, form: str) -> str:
-    return "–" if math.isnan(value) else format(value, form)

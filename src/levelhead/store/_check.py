@@ -9,10 +9,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .._health import GradHealth, Health
+from .._health import GradHealth, Health, PerHead
 from .._hints import shown
 from .._options import integer, number
-from .._per_head import PerHead
 from .._records import Alert, StepRecord
 from ._open import StoreError
 
@@ -70,7 +69,9 @@ def _check_layers(name: str, layers: Any, kind: type[PerHead]) -> None:
         text("layer", layer)
         expected = f"{name}: expected {kind.__name__} of shape (heads,) for layer {layer!r}"
         if not isinstance(statistics, kind):
-            raise TypeError(f"{expected}, got {shown(statistics)}")
+            other = isinstance(statistics, PerHead)
+            came = type(statistics).__name__ if other else shown(statistics)
+            raise TypeError(f"{expected}, got {came}")
         if len(statistics.shape) != 1:
             raise ValueError(f"{expected}, got shape {statistics.shape}")
 

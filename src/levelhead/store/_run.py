@@ -1,64 +1,103 @@
-"""Reading a run back, finished or still being written."""
+"""A run: read back from a store, finished or still being written, or still in memory."""
 
 from __future__ import annotations
 
 import json
 import math
 import sqlite3
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .._health import GradHealth, Health
+from .._health import Evidence, Floats, GradHealth, Health, PerHead, Thresholds
+from .._health.describe import plural
 from .._hints import did_you_mean, shown
-from .._per_head import Floats, PerHead
-from .._records import Alert
+from .._records import Alert, StepRecord
 from ._check import file_path
 from ._open import FilePath, StoreError, reading
-from ._schema import ALERT_COLUMNS
+from ._schema import ALERT_COLUMNS, SUMS, columns_of
 
+Statistics = TypeVar("Statistics", bound=PerHead)
 _Series = tuple[NDArray[np.int64], Floats]
-_TABLES: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A run as it was when `read_run` looked at it. The statistics are read when asked for.
+    """A run: as it was when `read_run` looked at it, or of records that are still in memory.
 
     id, name, model, meta: as given to `Store`
     started, ended: seconds since 1970; ended is None for a run that goes on or was killed
     steps, times: the recorded steps, in the order they were written
     layers: dotted module names, in the order they were first seen
     alerts: the heads that turned worse
+    thresholds: those that its heads were judged with
+
+    The statistics of a run in a file are read when they are asked for.
     """
 
-    path: Path
     id: int
     name: str
     model: str
     meta: Mapping[str, Any]
     started: float
     ended: float | None
-    steps: list[int] = field(repr=False)
-    times: list[float] = field(repr=False)
-    layers: list[str] = field(repr=False)
-    alerts: list[Alert] = field(repr=False)
-    _last: int = field(repr=False)  # id of its last step: later ones came after the look
-    _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict, repr=False)
+    steps: list[int]
+    times: list[float]
+    layers: list[str]
+    alerts: list[Alert]
+    thresholds: Thresholds
+    _source: Callable[[str, type[PerHead]], _Series]
+    path: Path | None = None
+    _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Sequence[StepRecord],
+        *,
+        model: str = "",
+        alerts: Sequence[Alert] | None = None,
+        ended: float | None = None,
+    ) -> Run:
+        """The same without a file.
+
+        alerts: by default those of the records
+        """
+        layers = dict.fromkeys(name for record in records for name in record.health)
+
+        def source(layer: str, kind: type[PerHead]) -> _Series:
+            of = "health" if kind is Health else "gradients"
+            found = [(each.step, getattr(each, of).get(layer)) for each in records]
+            return _aligned(kind, [(step, part.sums) for step, part in found if part is not None])
+
+        return cls(
+            id=0,
+            name="",
+            model=model,
+            meta={},
+            started=records[0].time if records else time.time(),
+            ended=ended,
+            steps=[record.step for record in records],
+            times=[record.time for record in records],
+            layers=list(layers),
+            alerts=[*alerts] if alerts is not None else [a for r in records for a in r.alerts],
+            thresholds=Thresholds().changed(records[-1].thresholds if records else {}),
+            _source=source,
+        )
 
     def health(self, layer: str) -> list[tuple[int, Health]]:
         """(step, Health) for every step that the layer took part in."""
-        steps, sums = self._sums(layer, Health)
-        return list(zip(steps.tolist(), map(Health, sums), strict=True))
+        return self._parts(layer, Health)
 
     def gradients(self, layer: str) -> list[tuple[int, GradHealth]]:
         """(step, GradHealth) for every step with a backward pass through the layer."""
-        steps, sums = self._sums(layer, GradHealth)
-        return list(zip(steps.tolist(), map(GradHealth, sums), strict=True))
+        return self._parts(layer, GradHealth)
 
     def series(self, layer: str, statistic: str) -> _Series:
         """One statistic over time: its steps, and an array of shape (steps, heads).
@@ -72,35 +111,82 @@ class Run:
 
     def total(self) -> dict[str, Health]:
         """Per layer the statistics of all steps together."""
-        return {layer: Health(self._sums(layer, Health)[1]).over_batch() for layer in self.layers}
+        return {layer: self._total(layer, Health) for layer in self.layers}
+
+    def total_gradients(self) -> dict[str, GradHealth]:
+        """The same of the gradients, for layers that have some."""
+        return {
+            layer: self._total(layer, GradHealth)
+            for layer in self.layers
+            if len(self._sums(layer, GradHealth)[0])
+        }
+
+    def latest(self) -> tuple[Evidence, list[int]]:
+        """Each layer at the last step that it took part in, and those steps."""
+        health = {layer: parts[-1] for layer in self.layers if (parts := self.health(layer))}
+        gradients = {
+            layer: last
+            for layer, (step, _) in health.items()
+            for at, last in self.gradients(layer)[-1:]
+            if at == step
+        }
+        now = Evidence({layer: part for layer, (_, part) in health.items()}, gradients)
+        return now, [step for step, _ in health.values()]
+
+    def __repr__(self) -> str:
+        name = f"run {self.id} {self.name!r} in {str(self.path)!r}" if self.path else "a run"
+        of = f" of {self.model}" if self.model else ""
+        steps = plural(len(self.steps), "step")
+        if self.steps:
+            steps += f" ({min(self.steps):,} to {max(self.steps):,})"
+        parts = [steps, plural(len(self.layers), "layer"), plural(len(self.alerts), "alert")]
+        return f"<Run: {name}{of}, {', '.join(parts)}{', ended' if self.ended else ''}>"
+
+    def _parts(self, layer: str, kind: type[Statistics]) -> list[tuple[int, Statistics]]:
+        steps, sums = self._sums(layer, kind)
+        return list(zip(steps.tolist(), map(kind, sums), strict=True))
+
+    def _total(self, layer: str, kind: type[Statistics]) -> Statistics:
+        return kind(self._sums(layer, kind)[1]).over_batch()
 
     def _sums(self, layer: str, kind: type[PerHead]) -> _Series:
         """Steps, and sums of shape (steps, heads, columns), read once for all the series."""
         known(layer, "layer", self.layers)
         if (layer, kind) not in self._kept:
-            self._kept[layer, kind] = self._read(layer, kind)
+            self._kept[layer, kind] = self._source(layer, kind)
         return self._kept[layer, kind]
 
-    def _read(self, layer: str, kind: type[PerHead]) -> _Series:
-        with reading(self.path) as connection:
-            rows = connection.execute(
-                f"""
-                SELECT s.id, s.step, h.head, {", ".join("h." + name for name in kind.COLUMNS)}
-                FROM steps AS s JOIN {_TABLES[kind]} AS h ON h.step_id = s.id
-                WHERE s.run_id = ? AND s.id <= ?
-                AND h.layer_id = (SELECT id FROM layers WHERE run_id = ? AND name = ?)
-                ORDER BY s.id, h.head
-                """,
-                (self.id, self._last, self.id, layer),
-            ).fetchall()
-        table = np.array(rows, np.float64).reshape(len(rows), 3 + len(kind.COLUMNS))  # NULL is NaN
-        _, first, place = np.unique(table[:, 0], return_index=True, return_inverse=True)
-        head = table[:, 2].astype(np.int64)
-        # A step with fewer heads than another is filled up with heads that saw nothing.
-        nothing = kind._combine(np.empty((0, head.max(initial=-1) + 1, len(kind.COLUMNS))))
-        sums = np.repeat(nothing[None], len(first), axis=0)
-        sums[place, head] = table[:, 3:]
-        return table[first, 1].astype(np.int64), sums
+
+def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Series:
+    """Sums of several steps as one array; a step with fewer heads gets some that saw nothing."""
+    heads = max((len(sums) for _, sums in steps), default=0)
+    nothing = kind._combine(np.empty((0, heads, len(kind.COLUMNS))))
+    together = np.repeat(nothing[None], len(steps), axis=0)
+    for place, (_, sums) in enumerate(steps):
+        together[place, : len(sums)] = sums
+    return np.array([step for step, _ in steps], np.int64), together
+
+
+def _read(path: Path, run: int, last: int, layer: str, kind: type[PerHead]) -> _Series:
+    """From a file, up to the step with the id `last`: later ones came after the look."""
+    table = SUMS[kind]
+    with reading(path) as connection:
+        there = columns_of(connection, table)  # an older version's lacks the newer statistics
+        columns = ", ".join(f"h.{name}" if name in there else "NULL" for name in kind.COLUMNS)
+        rows = connection.execute(
+            f"""
+            SELECT s.id, s.step, h.head, {columns}
+            FROM steps AS s JOIN {table} AS h ON h.step_id = s.id
+            WHERE s.run_id = ? AND s.id <= ?
+            AND h.layer_id = (SELECT id FROM layers WHERE run_id = ? AND name = ?)
+            ORDER BY s.id, h.head
+            """,
+            (run, last, run, layer),
+        ).fetchall()
+    found = np.array(rows, np.float64).reshape(len(rows), 3 + len(kind.COLUMNS))  # NULL is NaN
+    _, first = np.unique(found[:, 0], return_index=True)
+    parts = np.split(found[:, 3:], first[1:])
+    return _aligned(kind, list(zip(found[first, 1].astype(np.int64).tolist(), parts, strict=False)))
 
 
 def read_run(path: FilePath, run: int | str | None = None) -> Run:
@@ -148,15 +234,17 @@ def read_run(path: FilePath, run: int | str | None = None) -> Run:
         path=path,
         **found,
         steps=[step for _, step, _ in steps],
-        times=[time for _, _, time in steps],
+        times=[at for _, _, at in steps],
         layers=[name for (name,) in layers],
         alerts=[_alert(*values) for values in alerts],
-        _last=steps[-1][0] if steps else 0,
+        _source=partial(_read, path, found["id"], steps[-1][0] if steps else 0),
     )
 
 
 def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> dict[str, Any]:
-    names = ("id", "name", "model", "meta", "started", "ended")
+    names = ["id", "name", "model", "meta", "started", "ended"]
+    if "thresholds" in columns_of(connection, "runs"):
+        names.append("thresholds")
     rows = connection.execute(f"SELECT {', '.join(names)} FROM runs ORDER BY id").fetchall()
     runs = [dict(zip(names, row, strict=True)) for row in rows]
     if not runs:
@@ -165,7 +253,9 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
     if not matching:
         listed = ", ".join(f"{r['id']} ({r['name']})" for r in runs[-10:])
         raise StoreError(f"{path} holds no run {shown(run)}; its runs are: {listed}")
-    return matching[-1] | {"meta": json.loads(matching[-1]["meta"])}
+    found = matching[-1]
+    thresholds = Thresholds.stored(json.loads(found.get("thresholds") or "{}"))
+    return found | {"meta": json.loads(found["meta"]), "thresholds": thresholds}
 
 
 def _alert(step: int, layer: str, *values: Any) -> Alert:

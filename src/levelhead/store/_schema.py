@@ -1,20 +1,33 @@
-"""The tables of a store. docs/store.md explains them and shows queries."""
+"""The tables of a store, from the table of statistics. docs/store.md explains them."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from .._health import GradHealth, Health, PerHead
+from .._health.statistics import Count, Statistic, statistics_of
 
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
-VERSION = 1  # PRAGMA user_version; grows with every change below
+# PRAGMA user_version. It grows when older versions could not use the file. A new statistic does
+# not need that: its column is NULL in rows that do not have it, and others pass over it.
+VERSION = 2
 
 ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
+SUMS: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
 
-# SQLite has no NaN: a NULL among the numbers is one. Infinities it keeps.
-SCHEMA = f"""
+
+def schema() -> str:
+    """The statements that make a new store."""
+    return f"""
 CREATE TABLE IF NOT EXISTS runs (
-    id       INTEGER PRIMARY KEY,
-    name     TEXT NOT NULL,
-    model    TEXT NOT NULL,
-    meta     TEXT NOT NULL,        -- a JSON object
-    version  TEXT NOT NULL,        -- of levelhead
-    started  REAL NOT NULL,        -- seconds since 1970
-    ended    REAL                  -- NULL: still running, or killed
+    id          INTEGER PRIMARY KEY,
+    name        TEXT NOT NULL,
+    model       TEXT NOT NULL,
+    meta        TEXT NOT NULL,        -- a JSON object
+    version     TEXT NOT NULL,        -- of levelhead
+    started     REAL NOT NULL,        -- seconds since 1970
+    ended       REAL,                 -- NULL: still running, or killed
+    thresholds  TEXT                  -- of the verdicts, a JSON object; NULL: the usual ones
 );
 
 CREATE TABLE IF NOT EXISTS steps (
@@ -33,36 +46,14 @@ CREATE TABLE IF NOT EXISTS layers (
 );
 
 -- Sums, not means, so that steps and runs merge exactly: Health.COLUMNS in their order.
--- The view "heads" has the means.
+-- The view "heads" has the means. SQLite has no NaN: a NULL among the numbers is one.
 CREATE TABLE IF NOT EXISTS head_stats (
     step_id         INTEGER NOT NULL REFERENCES steps,
     layer_id        INTEGER NOT NULL REFERENCES layers,
     head            INTEGER NOT NULL,
     verdict         TEXT,          -- NULL: too few keys to judge
     level           TEXT,
-    rows            REAL,
-    pairs           REAL,
-    empty_rows      REAL,
-    nonfinite_rows  REAL,
-    finite_rows     REAL,          -- rows that see a key and whose scores are all finite
-    choice_rows     REAL,          -- finite rows that see more than one key
-    widest_row      REAL,          -- a maximum
-    score_count     REAL,          -- pairs of finite rows
-    score_max       REAL,          -- -inf without any
-    score_min       REAL,          -- +inf without any
-    score_mean      REAL,          -- a mean
-    score_m2        REAL,          -- sum of squared deviations from it
-    large_scores    REAL,          -- over pairs of finite rows
-    entropy         REAL,          -- over finite rows
-    entropy_ratio   REAL,          -- over choice rows
-    effective_keys  REAL,          -- over finite rows
-    top_weight      REAL,          -- over finite rows
-    saturated       REAL,          -- over choice rows
-    signal          REAL,          -- over finite rows
-    jacobian_norm   REAL,          -- over finite rows
-    first_key       REAL,          -- over choice rows
-    distance        REAL,          -- over finite rows
-    null_mass       REAL,          -- over finite rows
+{_columns(Health)}
     PRIMARY KEY (step_id, layer_id, head)
 ) WITHOUT ROWID;
 
@@ -71,8 +62,7 @@ CREATE TABLE IF NOT EXISTS gradient_stats (
     step_id         INTEGER NOT NULL REFERENCES steps,
     layer_id        INTEGER NOT NULL REFERENCES layers,
     head            INTEGER NOT NULL,
-    weight_grad_sq  REAL,
-    score_grad_sq   REAL,
+{_columns(GradHealth)}
     PRIMARY KEY (step_id, layer_id, head)
 ) WITHOUT ROWID;
 
@@ -90,7 +80,73 @@ CREATE TABLE IF NOT EXISTS alerts (
 );
 CREATE INDEX IF NOT EXISTS alerts_of_step ON alerts (step_id);
 
--- For people: every statistic of docs/health.md, one line a step, layer and head.
+{_view()}
+
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+"""
+
+
+def migration(connection: sqlite3.Connection) -> list[str]:
+    """The statements that bring a file of an older version up to date; none where it is.
+
+    Rows stay as they are: a column that is new is NULL in them, which reads as NaN, not known.
+    """
+    wanted = {"runs": {"thresholds": "TEXT"}} | {
+        table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()
+    }
+    added = [
+        f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
+        for table, columns in wanted.items()
+        for name, kind in columns.items()
+        if name not in columns_of(connection, table)
+    ]
+    found = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'heads'").fetchone()
+    if not added and found and _words(found[0]) == _words(_view()):
+        return []
+    return [*added, "DROP VIEW IF EXISTS heads", _view(), f"PRAGMA user_version = {VERSION}"]
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The columns that a table of a file has."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+
+
+def insert(table: str, *columns: str) -> str:
+    """A statement that names its columns: others that the file has stay NULL."""
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+def _columns(kind: type[PerHead]) -> str:
+    return "\n".join(
+        f"    {each.column + ' ':<15} REAL,{_comment(kind, each)}"
+        for each in statistics_of(kind).values()
+        if each.column
+    )
+
+
+def _comment(kind: type[PerHead], each: Statistic) -> str:
+    table = statistics_of(kind)
+    said = {
+        "max": "a maximum" if isinstance(each, Count) else "-inf without any",
+        "min": "+inf without any",
+        "mean": "a mean",
+        "squares": "sum of squared deviations from the mean",
+    }.get(each.merge, f"over {table[each.over].label}" if each.over else "")
+    said = said or (each.meaning if not each.is_field else "")
+    return f"          -- {said}" if said else ""
+
+
+def _view() -> str:
+    statistics = [
+        f"    {each.sql(table)} AS {each.name}"
+        for kind, table in ((Health, "h"), (GradHealth, "g"))
+        for each in statistics_of(kind).values()
+        if each.is_field
+    ]
+    lines = ",\n".join(statistics)
+    return f"""
+-- For people: every statistic of docs/health.md, one line per step, layer and head.
 -- x / 0.0 is NULL in SQLite, which is right here: nothing to average.
 CREATE VIEW IF NOT EXISTS heads AS
 SELECT
@@ -101,35 +157,16 @@ SELECT
     h.head,
     h.verdict,
     h.level,
-    CAST(h.rows AS INTEGER) AS rows,
-    CAST(h.pairs AS INTEGER) AS pairs,
-    CAST(h.empty_rows AS INTEGER) AS empty_rows,
-    CAST(h.nonfinite_rows AS INTEGER) AS nonfinite_rows,
-    CAST(h.widest_row AS INTEGER) AS widest_row,
-    CASE WHEN h.score_count > 0 THEN h.score_max END AS score_max,
-    CASE WHEN h.score_count > 0 THEN h.score_min END AS score_min,
-    CASE WHEN h.score_count > 0 THEN h.score_mean END AS score_mean,
-    h.score_m2 / h.score_count AS score_var,
-    h.large_scores / h.score_count AS large_scores,
-    h.entropy / h.finite_rows AS entropy,
-    h.entropy_ratio / h.choice_rows AS entropy_ratio,
-    h.effective_keys / h.finite_rows AS effective_keys,
-    h.top_weight / h.finite_rows AS top_weight,
-    h.saturated / h.choice_rows AS saturated,
-    h.signal / h.finite_rows AS signal,
-    h.jacobian_norm / h.finite_rows AS jacobian_norm,
-    h.first_key / h.choice_rows AS first_key,
-    h.distance / h.finite_rows AS distance,
-    h.null_mass / h.finite_rows AS null_mass,
-    sqrt(g.weight_grad_sq) AS weight_grad_norm,
-    sqrt(g.score_grad_sq) AS score_grad_norm,
-    sqrt(g.score_grad_sq) / sqrt(g.weight_grad_sq) AS survival
+{lines}
 FROM head_stats AS h
 JOIN steps ON steps.id = h.step_id
 JOIN layers ON layers.id = h.layer_id
 LEFT JOIN gradient_stats AS g
     ON g.step_id = h.step_id AND g.layer_id = h.layer_id AND g.head = h.head;
-
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {VERSION};
 """
+
+
+def _words(statement: str) -> list[str]:
+    """A statement without its comments and its line breaks, to compare it."""
+    lines = (line.partition("--")[0] for line in statement.splitlines())
+    return " ".join(lines).replace("IF NOT EXISTS ", "").rstrip("; ").split()

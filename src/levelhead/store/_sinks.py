@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -13,22 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from .._health import GradHealth, Health
+from .._health import LOUD, GradHealth, Health
+from .._health.describe import describe
+from .._health.numbers import plain
+from .._health.statistics import Statistic, statistics_of
+from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import StepRecord
 from ._check import check_record, file_path
-from ._judged import judged
 from ._open import FilePath, StoreError
 from ._outage import Outage
 from ._run import known
 from ._sink import Sink
 
-SHOWN = ("score_max", "entropy_ratio", "saturated", "signal", "survival")
-STATISTICS = (*Health.FIELDS, *GradHealth.FIELDS)
-
 
 class JsonLines(Sink):
-    """One JSON object a step, one line each, appended to a file.
+    """One JSON object per step, one line each, appended to a file.
 
     >>> import json, tempfile, numpy as np, levelhead as lh
     >>> from pathlib import Path
@@ -93,34 +92,28 @@ class JsonLines(Sink):
         return self._file.read(1) != b"\n"
 
 
-_SAID = ("verdict", "level", "reason")
-
-
 def _plain(record: StepRecord) -> dict[str, Any]:
-    verdicts = judged(record)
-    layers = []
-    for name, health in record.health.items():
-        fields = health.to_dict()
-        if name in record.gradients:
-            fields |= record.gradients[name].to_dict()
-        heads = []
-        for head in range(health.shape[0]):
-            verdict = verdicts[name].get(head)
-            said = {key: getattr(verdict, key, None) for key in _SAID}
-            heads.append({"head": head, **said, **{key: fields[key][head] for key in fields}})
-        layers.append({"name": name, "heads": heads})
-    alerts = [asdict(alert) for alert in record.alerts]
-    for alert in alerts:
-        alert["value"] = alert["value"] if math.isfinite(alert["value"]) else None
+    layers = [
+        {"name": name, "heads": [_head(head) for head in heads]}
+        for name, heads in describe(record.evidence, record.judged).items()
+    ]
+    alerts = [plain(asdict(alert)) for alert in record.alerts]
     when = {"step": int(record.step), "time": float(record.time)}
     return {**when, "layers": layers, "alerts": alerts}
 
 
-# Of these a small value is the bad one; of all others a large one.
-_LOW_IS_BAD = {
-    *("score_min", "entropy", "entropy_ratio", "effective_keys", "signal", "jacobian_norm"),
-    *("weight_grad_norm", "score_grad_norm", "survival"),
-}
+def _head(head: dict[str, Any]) -> dict[str, Any]:
+    """Without what the verdict's name already says; none for a head that could not be judged."""
+    del head["hint"], head["also"]
+    if head["verdict"] == SHORT:
+        head |= dict.fromkeys(("verdict", "level", "reason"))
+    return head
+
+
+def _statistics() -> dict[str, Statistic]:
+    """All that can be tracked."""
+    table = statistics_of(Health) | statistics_of(GradHealth)
+    return {name: each for name, each in table.items() if each.is_field}
 
 
 class TensorBoard(Sink):
@@ -133,7 +126,7 @@ class TensorBoard(Sink):
     ...     sink(StepRecord(7, 0.0, {"attn": lh.attention(q, k, v, return_health=True).health}))
 
     writer:     a SummaryWriter, which stays open, or the folder to make one for
-    statistics: fields of Health and GradHealth
+    statistics: fields of Health and GradHealth; by default those that the table calls tracked
 
     entropy_ratio/LAYER is the value of the layer's worst head (the largest or the smallest,
     whichever is bad), entropy_ratio_mean/LAYER the mean over its heads, worst_head/LAYER the
@@ -146,10 +139,13 @@ class TensorBoard(Sink):
         self,
         writer: Any,
         *,
-        statistics: Sequence[str] = SHOWN,
+        statistics: Sequence[str] | None = None,
     ) -> None:
+        table = _statistics()
+        if statistics is None:
+            statistics = [name for name, each in table.items() if each.tracked]
         for statistic in statistics:
-            known(statistic, "statistic", STATISTICS)
+            known(statistic, "statistic", list(table))
         self.statistics = tuple(statistics)
         self._owned = isinstance(writer, (str, os.PathLike))
         if not (self._owned or hasattr(writer, "add_scalar")):
@@ -159,7 +155,7 @@ class TensorBoard(Sink):
     def __call__(self, record: StepRecord) -> None:
         """Write one step's scalars."""
         check_record(record)
-        verdicts = judged(record)
+        table = _statistics()
         for layer, health in record.health.items():
             where = layer or "outside_any_module"
             for statistic in self.statistics:
@@ -167,13 +163,15 @@ class TensorBoard(Sink):
                 heads = np.array([]) if source is None else getattr(source, statistic)
                 heads = heads[~np.isnan(heads)]
                 if len(heads):
-                    worst = heads.min() if statistic in _LOW_IS_BAD else heads.max()
+                    worst = heads.min() if table[statistic].bad == "low" else heads.max()
                     self._add(record, f"{statistic}/{where}", worst)
                     self._add(record, f"{statistic}_mean/{where}", heads.mean())
-            for head in list(verdicts[layer])[:1]:
-                self._add(record, f"worst_head/{where}", head)
-        levels = Counter(v.level for heads in verdicts.values() for v in heads.values())
-        for level in ("critical", "error", "warning"):
+            judged = record.judged[layer]
+            for head in judged.worst_first()[:1]:
+                if judged.names[head] != SHORT:
+                    self._add(record, f"worst_head/{where}", head)
+        levels = Counter(level for judged in record.judged.values() for level in judged.levels)
+        for level in LOUD:
             self._add(record, f"heads/{level}", levels[level])
         for alert in record.alerts:
             self._writer.add_text("alerts", str(alert), record.step, record.time)

@@ -8,18 +8,18 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
-from .._health import GRAD_SUMS, HEALTH_SUMS, Verdict
+from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
+from .._health.verdicts import SHORT
 from .._hints import shown
-from .._per_head import PerHead
 from .._records import StepRecord
 from ._check import check_record, file_path, text
-from ._judged import judged
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
-from ._schema import ALERT_COLUMNS
+from ._schema import ALERT_COLUMNS, SUMS, insert
 from ._sink import Sink
 
 _PATIENCE = 200  # milliseconds that a step waits for another writer
@@ -28,11 +28,10 @@ _RUN = """
 INSERT INTO runs (name, model, meta, version, started)
 VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
 """
-_STEP = "INSERT INTO steps (run_id, step, time) VALUES (?, ?, ?)"
-_LAYER = "INSERT INTO layers (run_id, name) VALUES (?, ?)"
-_HEAD = f"INSERT INTO head_stats VALUES (?, ?, ?, ?, ?{', ?' * len(HEALTH_SUMS)})"
-_GRADIENT = f"INSERT INTO gradient_stats VALUES (?, ?, ?{', ?' * len(GRAD_SUMS)})"
-_ALERT = f"INSERT INTO alerts VALUES (NULL, ?, ?{', ?' * len(ALERT_COLUMNS)})"
+_THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
+_STEP = insert("steps", "run_id", "step", "time")
+_LAYER = insert("layers", "run_id", "name")
+_ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
 
 
 class Store(Sink):
@@ -56,6 +55,8 @@ class Store(Sink):
     model: what was watched, in words
     meta:  anything else to remember, kept as JSON (what JSON does not know, as its str)
 
+    The thresholds of the verdicts come with the steps and are kept with the run.
+
     Each step is one transaction: a killed process loses at most the step being written. A step
     that cannot be written (full disk, locked file) is logged once and lost; training goes on.
     Only opening raises, a `StoreError`; and a record that no sink could write.
@@ -77,6 +78,7 @@ class Store(Sink):
         self._lock = threading.Lock()
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
+        self._thresholds = ""  # as written
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
         self._open = True
@@ -90,6 +92,8 @@ class Store(Sink):
             check_record(record)
             try:
                 self._write(record)
+            except sqlite3.ProgrammingError:  # nothing that a disk does
+                raise
             except sqlite3.Error as error:
                 self._outage.failed(record.step, error, advice(error))
                 self._wait(0)  # what is broken is probed, not waited for
@@ -118,30 +122,38 @@ class Store(Sink):
                 self._connection.execute("PRAGMA journal_mode = DELETE")
             self._connection.close()
 
+    def __repr__(self) -> str:
+        state = "open" if self._open else "closed"
+        return f"<Store {str(self.path)!r}: run {self.run}, {state}>"
+
     def _write(self, record: StepRecord) -> None:
         layers = dict(self._layers)
-        verdicts = judged(record)
-        insert = self._connection.executemany
+        thresholds = json.dumps(asdict(Thresholds().changed(record.thresholds)), default=float)
+        write = self._connection.executemany
         with transaction(self._connection):
+            if thresholds != self._thresholds:
+                self._connection.execute(_THRESHOLDS, (thresholds, self.run))
             step = self._insert(_STEP, (self.run, int(record.step), float(record.time)))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
                     layers[name] = self._insert(_LAYER, (self.run, name))
+            verdicts = {layer: _verdicts(judged) for layer, judged in record.judged.items()}
             heads = (
-                (step, layers[name], head, *_named(verdicts[name].get(head)), *sums)
+                (step, layers[name], head, *verdicts[name][head], *sums)
                 for name, head, sums in _by_head(record.health)
             )
-            insert(_HEAD, heads)
+            write(_statement(Health, "verdict", "level"), heads)
             gradients = (
                 (step, layers[name], head, *sums) for name, head, sums in _by_head(record.gradients)
             )
-            insert(_GRADIENT, gradients)
+            write(_statement(GradHealth), gradients)
             alerts = (
                 (step, layers[alert.layer], *(getattr(alert, name) for name in ALERT_COLUMNS))
                 for alert in record.alerts
             )
-            insert(_ALERT, alerts)
-        self._layers = layers  # only now: a transaction that failed has made none
+            write(_ALERT, alerts)
+        # Only now: a transaction that failed has written none of it.
+        self._layers, self._thresholds = layers, thresholds
 
     def _insert(self, statement: str, values: tuple[object, ...]) -> int:
         """The id of the new row."""
@@ -168,5 +180,11 @@ def _by_head(layers: Mapping[str, PerHead]) -> Iterator[tuple[str, int, list[flo
             yield name, head, sums
 
 
-def _named(verdict: Verdict | None) -> tuple[str | None, str | None]:
-    return (None, None) if verdict is None else (verdict.verdict, verdict.level)
+def _statement(kind: type[PerHead], *more: str) -> str:
+    return insert(SUMS[kind], "step_id", "layer_id", "head", *more, *kind.COLUMNS)
+
+
+def _verdicts(judged: Judgement) -> list[tuple[str | None, str | None]]:
+    """Name and level of each head's verdict; none where it could not be judged."""
+    named = zip(judged.names, judged.levels, strict=True)
+    return [(None, None) if name == SHORT else (name, level) for name, level in named]

@@ -1,89 +1,70 @@
-"""When a head's verdict turns worse: one alert a change."""
+"""When a head's verdict turns worse: one alert per change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
-import numpy as np
-
-from .._health import HEALTH_SUMS, Health
-from .._per_head import Floats
-from .._records import Alert
-from .._verdicts import _ORDER, LEVELS, Thresholds, Verdict
-
-_LOUD = LEVELS[:3]  # critical, error, warning
-_SLACK = 1e-9
-_AT = {name: column for column, name in enumerate(HEALTH_SUMS)}
+from .._health import Judgement
+from .._health.verdicts import SHORT
+from .._records import Alert, StepRecord
 
 
-class Judge:
+class _Was(NamedTuple):
+    """How a head was judged."""
+
+    rank: tuple[int, int]  # smaller is worse
+    verdict: str
+    level: str
+
+
+class Changes:
     """Remembers how bad each head was, and tells when one gets worse."""
 
-    def __init__(self, thresholds: Mapping[str, float]) -> None:
-        self._changed = thresholds
-        self._thresholds = Thresholds().changed(thresholds)
-        self._bad: dict[tuple[str, int], Verdict] = {}
-        self._last: dict[str, Health] = {}
+    def __init__(self) -> None:
+        self._last: dict[str, Judgement] = {}  # of each layer, when it was last seen
+        self._bad: dict[tuple[str, int], _Was] = {}  # heads that have been told of
 
-    def judge(self, step: int, health: Mapping[str, Health]) -> tuple[Alert, ...]:
+    def alerts(self, record: StepRecord) -> tuple[Alert, ...]:
         """Alerts of one recorded step, the worst first."""
-        before, self._last = self._last, {**self._last, **health}
-        # Nearly always all is well; a look at all heads at once is much quicker than verdicts.
-        if not self._bad and not self._may_be_bad([part.sums for part in health.values()]):
-            return ()
+        before, self._last = self._last, {**self._last, **record.judged}
         found = []
-        for layer, heads in health.items():
-            for verdict in heads.verdicts(**self._changed):
-                last = self._bad.pop((layer, verdict.head), None)
-                if verdict.level not in _LOUD:
+        for layer, judged in record.judged.items():
+            loud = judged.loud
+            if not loud and not self._bad:
+                continue  # as nearly always
+            past, now = _all(before.get(layer)), _all(judged)
+            for head, is_now in now.items():
+                was = self._bad.pop((layer, head), past.get(head))
+                if head not in loud:
                     continue
-                self._bad[layer, verdict.head] = verdict
-                if last is None:
-                    last = self._verdict(before.get(layer), verdict.head)
-                if last is None or _rank(verdict) < _rank(last):
-                    found.append((_rank(verdict), _alert(step, layer, verdict, last, heads)))
+                self._bad[layer, head] = is_now
+                if was is None or is_now.rank < was.rank:
+                    alert = _alert(record.step, layer, judged, head, was)
+                    found.append((judged.severity(head), alert))
         return tuple(alert for _, alert in sorted(found, key=lambda entry: entry[0]))
 
-    def _may_be_bad(self, layers: list[Floats]) -> bool:
-        """Whether any head could get a verdict that is loud; rounding must not hide one."""
-        at, sums = self._thresholds, np.concatenate(layers)
-        column = {name: sums[:, place] for name, place in _AT.items()}
-        score = min(at.exploding_warning, at.exploding, at.exploding_critical)
-        return bool(
-            (column["nonfinite_rows"] > 0).any()
-            or (column["score_max"] >= score).any()
-            or (column["score_min"] <= -score).any()
-            or (column["saturated"] > at.saturated * (1 - _SLACK) * column["choice_rows"]).any()
-            or (column["entropy_ratio"] < at.collapsed * (1 + _SLACK) * column["choice_rows"]).any()
-        )
 
-    def _verdict(self, heads: Health | None, head: int) -> Verdict | None:
-        verdicts = [] if heads is None else heads.verdicts(**self._changed)
-        return next((verdict for verdict in verdicts if verdict.head == head), None)
+def _all(judged: Judgement | None) -> dict[int, _Was]:
+    """Every head of a layer; one that cannot be judged now stays as it was, so it is left out."""
+    if judged is None:
+        return {}
+    heads = zip(judged.ranks, judged.names, judged.levels, strict=True)
+    return {head: _Was(*was) for head, was in enumerate(heads) if was[1] != SHORT}
 
 
-def _rank(verdict: Verdict) -> tuple[int, int]:
-    """Smaller is worse: by level, then by rule."""
-    return LEVELS.index(verdict.level), _ORDER[verdict.verdict]
-
-
-def _alert(step: int, layer: str, verdict: Verdict, last: Verdict | None, heads: Health) -> Alert:
-    at = verdict.head
-    value = {
-        "nonfinite": heads.nonfinite_rows[at],
-        "exploding": max(abs(heads.score_max[at]), abs(heads.score_min[at])),
-        "saturated": heads.saturated[at],
-        "collapsed": heads.entropy_ratio[at],
-    }[verdict.verdict]
-    previous = last.verdict if last else "not seen before"
+def _alert(step: int, layer: str, judged: Judgement, head: int, last: _Was | None) -> Alert:
+    verdict = judged[head]
+    previous = "not seen before" if last is None else last.verdict
+    if last is not None and last.verdict == verdict.verdict:
+        previous = f"{last.verdict}, {last.level}"
     return Alert(
         step=step,
         layer=layer,
-        head=at,
+        head=head,
         verdict=verdict.verdict,
         level=verdict.level,
-        previous=f"{previous}, {last.level}" if last and previous == verdict.verdict else previous,
-        value=float(value),
+        previous=previous,
+        value=judged.value(head),
         reason=verdict.reason,
         hint=verdict.hint,
     )

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._health import GradHealth
 from .._options import OPEN
 from ._ops import listeners
 from ._rows import health_sums, hidden_bias, row_statistics
@@ -97,7 +98,7 @@ def _mask(given: Given) -> Tensor | None:
 
 @torch.no_grad()
 def tiled_health(given: Given) -> Tensor:
-    """The sums of `Health`, (..., Hq, len(HEALTH_SUMS)), tile by tile."""
+    """The sums of `Health`, (..., Hq, len(Health.COLUMNS)), tile by tile."""
     parts = [
         row_statistics(tile.scores, tile.logits, tile.counted, _null(given), tile.distance)
         for tile in tiles(given)
@@ -124,11 +125,11 @@ def tiled_gradients(given: Given, grad: Tensor) -> Tensor:
         dp = (rows.to(p.dtype) @ value.to(p.dtype).transpose(-1, -2)).flatten(-4, -3)
         dp = torch.where(tile.logits == float("-inf"), 0, dp)
         ds = p * (dp - (p * dp).sum(-1, keepdim=True))
-        squares.append(
-            torch.stack(
-                [torch.where(tile.counted, x, 0).square().sum((-2, -1)) for x in (dp, ds)], -1
-            )
-        )
+        sums = {
+            name: torch.where(tile.counted, x, 0).square().sum((-2, -1))
+            for name, x in (("weight_grad_sq", dp), ("score_grad_sq", ds))
+        }
+        squares.append(torch.stack([sums[name] for name in GradHealth.COLUMNS], -1))
     total = torch.stack(squares).sum(0)
     return total if total.is_meta else total.cpu().double()
 

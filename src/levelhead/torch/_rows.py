@@ -1,17 +1,62 @@
 """Health in plain torch, from scores that are there as a matrix: any device, any shape.
 
-The statistics are those of HEALTH_SUMS, each row's by the tail-separated form: sums over all
-outcomes but one largest, so that a saturated row keeps its small numbers in float32 too.
+Each row's statistics come by the tail-separated form: sums over all outcomes but one largest, so
+that a saturated row keeps its small numbers in float32 too. What is summed, over which rows and how
+parts are merged is the table's to say (levelhead._health.statistics).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from .._health import HEALTH_SUMS, LARGE_SCORE, SATURATED_WEIGHT
+from .._health import LARGE_SCORE, SATURATED_WEIGHT, Health
+from .._health.statistics import statistics_of
 
 TILE = 1 << 20  # scores at a time: few enough to stay in a cache
+
+
+class Rows(NamedTuple):
+    """What the formulas are made of, (..., H, L); the tail is all outcomes but one largest."""
+
+    l1: Tensor  # Σ e of the tail
+    a: Tensor  # Σ e·d
+    total: Tensor  # 1 + l1
+    head: Tensor  # the largest weight
+    rest: Tensor  # the weight of all others
+    t2: Tensor  # Σ p² of the tail
+    t3: Tensor  # Σ p³ of the tail
+    outcomes: Tensor  # how many there are, 2 at least
+    exps: Tensor  # (..., H, L, S), exp(logit - largest) of the keys
+    null_exp: Tensor  # the same of a learned sink
+    distance: Tensor  # (..., L, S), |i - j| of the positions
+
+
+def _entropy(row: Rows) -> Tensor:
+    return torch.log1p(row.l1) - row.a / row.total
+
+
+def _jacobian_square(row: Rows) -> Tensor:
+    square = (row.head * row.rest) ** 2 + row.t2 * (1 + 2 * row.head**2)
+    return square + row.t2**2 - 2 * row.t3
+
+
+# A row's share in each sum over rows. The table of statistics says over which rows.
+FORMULAS: dict[str, Callable[[Rows], Tensor]] = {
+    "entropy": _entropy,
+    "entropy_ratio": lambda row: _entropy(row) / row.outcomes.log(),
+    "effective_keys": lambda row: 1 / (row.head**2 + row.t2),
+    "top_weight": lambda row: row.head,
+    "saturated": lambda row: row.head > SATURATED_WEIGHT,
+    "signal": lambda row: 2 * row.rest - row.rest**2 - row.t2,
+    "jacobian_norm": lambda row: _jacobian_square(row).clamp(min=0).sqrt(),
+    "first_key": lambda row: row.exps[..., 0] / row.total,
+    "distance": lambda row: (row.exps * row.distance).sum(-1) / row.total,
+    "null_mass": lambda row: row.null_exp / row.total,
+}
 
 
 def hidden_bias(bias: Tensor) -> Tensor:
@@ -64,13 +109,13 @@ def row_statistics(
     total, head, rest = 1 + l1, 1 / (1 + l1), l1 / (1 + l1)
     t2 = ((tail * tail).sum(-1) + null_tail**2) / total**2
     t3 = ((tail**3).sum(-1) + null_tail**3) / total**3
-    entropy = torch.log1p(l1) - a / total
-    jacobian = (head * rest) ** 2 + t2 * (1 + 2 * head**2) + t2**2 - 2 * t3
+    row = Rows(l1, a, total, head, rest, t2, t3, outcomes, exps, null_exp, distance)
 
     kept = torch.where(pairs, scores, 0)
     mean = kept.sum(-1) / visible.clamp(min=1)
     deviation = torch.where(pairs, scores - mean[..., None], 0)
     choice = used & (visible > 1)
+    over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
     return {
         "visible": visible,
         "broken": broken & (visible > 0),
@@ -81,16 +126,10 @@ def row_statistics(
         "score_mean": mean,
         "score_m2": (deviation * deviation).sum(-1),
         "large_scores": (kept.abs() > LARGE_SCORE).sum(-1),
-        "entropy": torch.where(used, entropy, 0),
-        "entropy_ratio": torch.where(choice, entropy / outcomes.log(), 0),
-        "effective_keys": torch.where(used, 1 / (head**2 + t2), 0),
-        "top_weight": torch.where(used, head, 0),
-        "saturated": choice & (head > SATURATED_WEIGHT),
-        "signal": torch.where(used, 2 * rest - rest**2 - t2, 0),
-        "jacobian_norm": torch.where(used, jacobian.clamp(min=0).sqrt(), 0),
-        "first_key": torch.where(choice, exps[..., 0] / total, 0),
-        "distance": (exps * distance).sum(-1) / total,
-        "null_mass": null_exp / total,
+        **{
+            name: torch.where(over[table[name].over], formula(row), 0)
+            for name, formula in FORMULAS.items()
+        },
     }
 
 
@@ -117,7 +156,7 @@ def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor 
 
 
 def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
-    """The sums that `Health` is made of, (..., H, len(HEALTH_SUMS)), from parts of the rows."""
+    """The sums that `Health` is made of, (..., H, len(Health.COLUMNS)), from parts of the rows."""
 
     def column(name: str) -> Tensor:
         # float64 off the device: not every device has it
@@ -144,5 +183,7 @@ def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
         "score_mean": mean,
         "score_m2": (column("score_m2") + spread).sum(-1),
     }
-    names = [name for name in HEALTH_SUMS if name not in sums]
-    return torch.stack([*sums.values(), *(column(name).sum(-1) for name in names)], -1)
+    return torch.stack(
+        [sums[name] if name in sums else column(name).sum(-1) for name in Health.COLUMNS],
+        -1,
+    )

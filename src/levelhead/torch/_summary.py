@@ -2,57 +2,64 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from .._health import GradHealth, Health
-from .._verdicts import LEVELS
+from .._health import GradHealth, judge
+from .._health.describe import (
+    Head,
+    at_steps,
+    describe,
+    headline,
+    in_words,
+    needs_attention,
+    place,
+    plural,
+)
+from .._health.judge import severity
+from .._health.numbers import number
+from .._health.verdicts import MARKS, SHORT
 
-_MARKS = {"critical": "#", "error": "E", "warning": "!", "info": "-", "ok": "."}
+if TYPE_CHECKING:
+    from ..store import Run
+
 _WORST = 5
 
 
-def summarise(
-    health: Mapping[str, Health],
-    gradients: Mapping[str, GradHealth],
-    calls: int,
-    thresholds: Mapping[str, float],
-) -> str:
-    """A line per layer with a mark per head and the worst one, then the worst heads in words."""
-    if not health:
+def summarise(run: Run, calls: int) -> str:
+    """A line per layer with a mark per head and the worst one, then the worst heads in words.
+
+    It speaks of the last recorded step of each layer: of how the model is, not how it was.
+    """
+    latest, steps = run.latest()
+    if not steps:
         return "no attention call was seen"
-    width = max(len(_name(layer)) for layer in health)
-    heads = sum(part.shape[-1] for part in health.values())
-    lines = [f"{calls:,} attention calls, {len(health)} layers, {heads} heads"]
-    found = []
-    for layer, part in health.items():
-        verdicts = {verdict.head: verdict for verdict in part.verdicts(**thresholds)}
-        marks = "".join(
-            _MARKS[verdicts[head].level] if head in verdicts else " "
-            for head in range(part.shape[-1])
-        )
-        worst = next(iter(verdicts.values()), None)
-        word = "too few keys to judge" if worst is None else f"head {worst.head}: {worst.verdict}"
-        through = ""
-        if layer in gradients and worst is not None:
-            share = gradients[layer].survival[worst.head]
-            through = "" if math.isnan(share) else f", gradient survival {share:.2g}"
-        lines.append(f"  {_name(layer):<{width}}  {marks}  {word}{through}")
-        found += [(layer, verdict) for verdict in verdicts.values() if verdict.level in LEVELS[:3]]
-    found.sort(key=lambda entry: LEVELS.index(entry[1].level))
-    for hint, heads_with_it in groupby(found[:_WORST], key=lambda entry: entry[1].hint):
-        lines += [
-            f"{_name(layer)}, head {verdict.head}: {verdict.verdict}. {verdict.reason}."
-            for layer, verdict in heads_with_it
-        ]
+    layers = describe(latest, judge(latest, run.thresholds))
+    heads = [(layer, head) for layer, many in layers.items() for head in many]
+    heads.sort(key=lambda entry: severity(entry[1]))
+    counts = {"attention call": calls, "layer": len(layers), "head": len(heads)}
+    lines = [", ".join(plural(many, noun) for noun, many in counts.items())]
+    width = max(len(place(layer)) for layer in layers)
+    for layer, many in layers.items():
+        marks = "".join(" " if h["verdict"] == SHORT else MARKS[h["level"]] for h in many)
+        lines.append(f"  {place(layer):<{width}}  {marks}  {_worst(many)}")
+    lines.append(headline([head for _, head in heads], at_steps(steps)))
+    ill = [entry for entry in heads if needs_attention(entry[1])]
+    for hint, alike in groupby(ill[:_WORST], key=lambda entry: entry[1]["hint"]):
+        lines += [in_words(f"{place(layer)}, head {head['head']}", head) for layer, head in alike]
         lines.append(f"  What to do: {hint}")
-    if len(found) > _WORST:
-        lines.append(f"and {len(found) - _WORST} more heads that need attention")
-    if not found:
-        lines.append("No head needs attention.")
+    if len(ill) > _WORST:
+        lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
     return "\n".join(lines)
 
 
-def _name(layer: str) -> str:
-    return layer or "(outside any submodule)"
+def _worst(heads: Sequence[Head]) -> str:
+    """The worst head of a layer, with the share of gradient that it lets through."""
+    judged = [head for head in heads if head["verdict"] != SHORT]
+    if not judged:
+        return "too few keys to judge"
+    worst, survival = min(judged, key=severity), GradHealth.survival
+    share = worst.get(survival.name)
+    through = "" if share is None else f", {survival.label} {number(share, survival.form)}"
+    return f"head {worst['head']}: {worst['verdict']}{through}"

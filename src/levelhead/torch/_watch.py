@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import tempfile
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .._health import GradHealth, Health
+from .._health import GradHealth, Health, Thresholds
+from .._health.describe import plural
 from .._records import Alert, StepRecord
-from ._alerts import Judge
+from ._alerts import Changes
 from ._calls import Call
 from ._forwards import Hook, in_backward, in_function
 from ._intercept import Listener
@@ -31,6 +30,8 @@ from ._tally import Statistics, Tally
 if TYPE_CHECKING:
     from os import PathLike
     from typing import Self
+
+    from ..store import Run
 
 _log = logging.getLogger("levelhead")
 _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
@@ -93,7 +94,8 @@ class watch:
         self._failed: set[int] = set()
         self._on_alert, self._gradients_wanted = on_alert, gradients
         self._thresholds = dict(thresholds or {})
-        self._judge = Judge(self._thresholds)
+        Thresholds().changed(self._thresholds)  # says at once what is unknown
+        self._changes = Changes()
         self._seen, self._heard = Tally[Health](), Tally[GradHealth]()  # in this step
         self._health, self._gradients = Tally[Health](), Tally[GradHealth]()  # before it
         self._step = 0
@@ -102,6 +104,7 @@ class watch:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._last_optimizer = 0  # by id
         self._history: list[StepRecord] = []
+        self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
         self._undo: list[Callable[[], Any]] = []
 
@@ -118,21 +121,40 @@ class watch:
         return _in_order_of(self.health, _together(self._gradients, self._heard))
 
     def summary(self) -> str:
-        """What to know, in words: a line per layer with its worst head, then the worst heads."""
-        return summarise(self.health, self.gradients, self.calls, self._thresholds)
+        """How the model is, in words: a line per layer with its worst head, then the worst heads.
+
+        It speaks of the last recorded step of each layer; `health` has all steps together.
+        """
+        return summarise(self._run(), self.calls)
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
         from ..report import write_run_page  # noqa: PLC0415
-        from ..store import Store, read_run  # noqa: PLC0415
 
-        with tempfile.TemporaryDirectory() as folder:
-            with Store(Path(folder) / "run.db", model=type(self.model).__name__) as store:
-                for record in self._history:
-                    store(record)
-                if self._seen:  # a step that is not over
-                    store(self._record())
-            write_run_page(path, read_run(store.path))
+        write_run_page(path, self._run())
+
+    def _run(self) -> Run:
+        """What was recorded so far, a step that is not over included."""
+        from ..store import Run  # noqa: PLC0415
+
+        records = [record for record in self._history if record is not self._newest]
+        records += [] if self._newest is None else [self._newest]  # it may have been thinned out
+        records += [self._record()] if self._seen else []
+        ended = None if self._entered or not records else records[-1].time
+        model = type(self.model).__name__
+        return Run.from_records(records, model=model, alerts=self.alerts, ended=ended)
+
+    def __repr__(self) -> str:
+        health = self.health
+        counts = {
+            "call": self.calls,
+            "layer": len(health),
+            "head": sum(part.shape[-1] for part in health.values()),
+            "alert": len(self.alerts),
+        }
+        seen = ", ".join(plural(many, noun) for noun, many in counts.items())
+        state = "on" if self._entered else "off"
+        return f"<watch of {type(self.model).__name__}: {state}, step {self._step}, {seen}>"
 
     # ------------------------------------------------------------ from beginning to end
 
@@ -243,7 +265,7 @@ class watch:
     def _hand_on(self, record: StepRecord) -> None:
         self._health.add_all(record.health)
         self._gradients.add_all(record.gradients)
-        alerts = self._judge.judge(record.step, record.health)
+        alerts = self._changes.alerts(record)
         if alerts:
             record = replace(record, alerts=alerts)
             self.alerts += alerts
@@ -263,6 +285,8 @@ class watch:
                 self._on_alert(alert)
 
     def _remember(self, record: StepRecord) -> None:
+        record = replace(record)  # without what was worked out to judge it, as large again
+        self._newest = record
         if record.step // self.every % self._stride == 0:
             self._history.append(record)
         heads = sum(part.shape[-1] for part in record.health.values())

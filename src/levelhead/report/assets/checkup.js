@@ -120,7 +120,7 @@
   }
 
   function heatWords(weights, picture, queries, keys) {
-    const parts = ["Rows look, columns are looked at."];
+    const parts = ["Rows: queries. Columns: keys."];
     if (weights) {
       const strongest = weights.map((weight, i) => [weight ?? 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
       const links = strongest.map(([weight, i]) =>
@@ -141,9 +141,7 @@
     if (!all.length) return;
     const scores = all.flatMap((picture) => scoresOf(picture, state.rule)).filter((score) => score != null);
     const weights = all.flatMap((picture) => weightsOf(picture, state.rule) || []).filter((weight) => weight != null);
-    const head = current();
-    const deviation = head.score_var == null ? null : Math.sqrt(head.score_var);
-    fill("scores-words", `Each visible pair's score. Standard deviation ${number(deviation)}; `
+    fill("scores-words", `Each visible pair's score. Standard deviation ${number(current().score_std)}; `
       + "1/√d_k is meant to give about 1.");
     const bars = (id, x, bins, axis, label) => plot(id, (width, colour) => ({
       label,
@@ -176,7 +174,7 @@
       el("thead", {}, el("tr", {}, el("td", {}), known.map((rule) =>
         el("th", { scope: "col", class: "number" }, labelOf(rule))))),
       el("tbody", {}, line("verdict", (head) => `${head.verdict}${levelOf(head)}`),
-        fields.map((name) => line(data.fields[name].label, (head) => number(head[name]), data.fields[name].meaning))));
+        Object.entries(fields).map(([name, { label, meaning }]) => line(label, (head) => number(head[name]), meaning))));
   }
 
   function drawHead() {
@@ -192,18 +190,18 @@
     select("text", texts.map((text) => [text, pictures.inputs[text].label]), state.text, (value) => show({ text: Number(value) }));
     drawHeat();
     drawDistributions();
-    table("head-scales", ["score_max", "score_var", "entropy_ratio", "effective_keys", "saturated", "signal"]);
-    table("head-all", Object.keys(data.fields));
+    table("head-scales", data.main);
+    table("head-all", data.fields);
   }
 
   function drawScales() {
     const cells = (scale) => [
       el("td", {}, scale.known ? HeadMap.bar(scale.counts) : "the scale in use is not known"),
-      ...["largest", "saturated", "entropy", "signal"].map((name) => el("td", { class: "number" }, scale.known ? number(scale[name]) : "")),
+      ...Object.keys(data.compared).map((name) => el("td", { class: "number" }, scale.known ? number(scale.numbers[name]) : "")),
     ];
     fill("scales",
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"), el("th", { scope: "col" }, "heads by verdict"),
-        ["largest |score|", "saturated rows", "entropy ratio", "signal"].map((title) => el("th", { scope: "col", class: "number" }, title)))),
+        Object.values(data.compared).map((title) => el("th", { scope: "col", class: "number" }, title)))),
       el("tbody", {}, scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label), cells(scale)))));
   }
 

@@ -10,6 +10,7 @@
     return;
   }
   const verdictOf = Object.fromEntries(Object.entries(data.legend).map(([verdict, mark]) => [mark.letter, verdict]));
+  const levelOf = Object.fromEntries(Object.entries(data.levels).map(([level, mark]) => [mark, level]));
   const last = steps.length - 1;
   const state = { ...data.worst, statistic: data.statistic, span: "step", at: last, axis: data.axis };
 
@@ -26,8 +27,9 @@
     if (state.at === last) return layer.last;
     const at = pointOf(layer);
     return layer.heads.map(({ head }) => ({
-      head, level: "info",
-      verdict: at == null ? "short" : verdictOf[layer.verdicts[head][at]],
+      head,
+      level: at == null ? "info" : levelOf[layer.levels[head][at]],
+      verdict: at == null ? data.unjudged : verdictOf[layer.verdicts[head][at]],
       reason: at == null ? "no call up to this step" : `at step ${number(steps[at])}`,
       ...Object.fromEntries(Object.entries(layer.series).map(([name, lines]) => [name, at == null ? null : lines[head][at]])),
     }));
@@ -46,7 +48,7 @@
   // ------------------------------------------------------------ alerts
 
   function drawAlerts() {
-    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alert: no head turned worse");
+    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alerts: no head turned worse");
     const left = data.alerts_left_out;
     fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.verdict), el("div", {},
       el("button", { class: "link", type: "button", onclick: () => {
@@ -114,7 +116,7 @@
 
   function show(change) {
     Object.assign(state, change);
-    if (!(state.statistic in layers[state.layer].series)) state.statistic = "entropy_ratio";
+    if (!(state.statistic in layers[state.layer].series)) state.statistic = Object.keys(fields)[0];
     drawMap();
     drawChart();
   }

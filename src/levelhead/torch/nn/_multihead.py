@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._result import AttentionResult
-from ..._scaling import ScaleRule, scale_rule
+from ...scaling import ScaleRule, scale_rule
 from .._attention import attention
 from ._masks import without_padding
 

@@ -1,4 +1,9 @@
-"""The scale rules: by what to multiply the scores, as named functions."""
+"""The scale rules: by what to multiply the scores, as named functions.
+
+>>> import levelhead as lh
+>>> lh.scaling.sqrt_dk(64), lh.scaling.dk(64)
+(0.125, 0.015625)
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ def sqrt_dk(d_k: int, d_model: int | None = None) -> float:
     """1/√d_k, the standard: keeps the variance of q·k at 1 when q and k have unit variance.
 
     >>> import levelhead as lh
-    >>> lh.sqrt_dk(64)
+    >>> lh.scaling.sqrt_dk(64)
     0.125
 
     d_k:     the dimension of one head's queries and keys
@@ -25,7 +30,7 @@ def none(d_k: int, d_model: int | None = None) -> float:
     """No scaling: the standard deviation of q·k grows as √d_k.
 
     >>> import levelhead as lh
-    >>> lh.scale_rule("none")(64, None)
+    >>> lh.scaling.none(64)
     1.0
     """
     return 1.0
@@ -35,7 +40,7 @@ def dk(d_k: int, d_model: int | None = None) -> float:
     """1/d_k: right where q and k are aligned rather than independent, for q·k then grows as d_k.
 
     >>> import levelhead as lh
-    >>> lh.scale_rule("dk")(64, None)
+    >>> lh.scaling.dk(64)
     0.015625
     """
     return 1.0 / _positive("d_k", d_k)
@@ -45,7 +50,7 @@ def sqrt_dmodel(d_k: int, d_model: int | None = None) -> float:
     """1/√d_model: the width of the model instead of the head's, a common slip.
 
     >>> import levelhead as lh
-    >>> lh.scale_rule("sqrt_dmodel")(64, 1024)
+    >>> lh.scaling.sqrt_dmodel(64, 1024)
     0.03125
     """
     if d_model is None:
@@ -65,7 +70,7 @@ def scale_rule(name: str) -> ScaleRule:
     """The rule of that name: a function of (d_k, d_model) that gives the factor for the scores.
 
     >>> import levelhead as lh
-    >>> lh.scale_rule("sqrt_dk")(256, None)
+    >>> lh.scaling.scale_rule("sqrt_dk")(256, None)
     0.0625
 
     name: one of SCALE_RULES

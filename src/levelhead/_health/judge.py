@@ -1,0 +1,266 @@
+"""The judge: the only place that says what the numbers of a head mean.
+
+It applies the table of verdicts to all heads of a model at once, and makes words only for those
+who ask: a watch judges every recorded step.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .numbers import Spoken
+from .statistics import Floats
+from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Case, Thresholds, Verdict, ranked
+
+if TYPE_CHECKING:
+    from .health import GradHealth, Health, PerHead
+
+_SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
+_NO_LEVEL = len(LEVELS)
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the judge may look at: a model at one moment, layer by layer.
+
+    health:    layer → Health of shape (heads,)
+    gradients: layer → GradHealth, for layers whose backward ran
+
+    All that is known of the model is here, although today's rules look at one head at a time. What
+    else a rule should see, such as earlier steps, becomes a field.
+    """
+
+    health: Mapping[str, Health]
+    gradients: Mapping[str, GradHealth] = field(default_factory=dict)
+
+
+def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str, Judgement]:
+    """The verdicts of every head, layer by layer.
+
+    >>> import numpy as np, levelhead as lh
+    >>> q = 200 * np.eye(16)[None]
+    >>> health = lh.reference(q, q, q, return_health=True).health
+    >>> judged = judge(Evidence({"layers.0": health}))["layers.0"]
+    >>> judged.names, judged.levels, judged[0].reason
+    (['exploding'], ['critical'], 'the largest |score| is 10,000 (critical from 10,000)')
+    """
+    model = _Model(evidence, thresholds or Thresholds())
+    return {layer: Judgement(model, heads) for layer, heads in model.places.items()}
+
+
+Severity = tuple[bool, int, int, float]
+
+
+def severity(head: Mapping[str, Any]) -> Severity:
+    """Sorts heads worst first: by level, by verdict, then by how bad; the unjudged come last.
+
+    head: verdict, level, and the statistic that the verdict rests on
+    """
+    name, limit = head["verdict"], VERDICTS[head["verdict"]].rests_on
+    value = None if limit is None else head.get(limit.statistic)
+    order = list(ranked()).index(name)
+    return _severity(name, LEVELS.index(head["level"]), order, value)
+
+
+def _severity(verdict: str, level: int, order: int, value: float | None) -> Severity:
+    limit = VERDICTS[verdict].rests_on
+    bad = 0.0 if limit is None or value is None or math.isnan(value) else value
+    return verdict == SHORT, level, order, bad if limit and limit.sign == "<" else -bad
+
+
+class Judgement:
+    """The verdicts of a layer's heads, by head. Only what is asked for is worked out."""
+
+    def __init__(self, model: _Model, heads: slice) -> None:
+        self._model, self._heads = model, heads
+
+    def __len__(self) -> int:
+        return int(self._heads.stop - self._heads.start)
+
+    @property
+    def names(self) -> list[str]:
+        """The verdict of each head; "short" for one with too few keys to be judged."""
+        return [self._model.order[rule] for rule in self._model.chosen[self._heads].tolist()]
+
+    @property
+    def levels(self) -> list[str]:
+        """The level of each head's verdict."""
+        return [LEVELS[level] for level in self._model.worst[self._heads].tolist()]
+
+    @property
+    def ranks(self) -> list[tuple[int, int]]:
+        """How bad each head's verdict is, by level, then by rule; smaller is worse."""
+        worst, chosen = self._model.worst[self._heads], self._model.chosen[self._heads]
+        return list(zip(worst.tolist(), chosen.tolist(), strict=True))
+
+    @property
+    def loud(self) -> list[int]:
+        """The heads that someone should look after, in order of their number."""
+        if not self._model.may_be_loud:
+            return []
+        heads: list[int] = np.flatnonzero(self._model.worst[self._heads] < len(LOUD)).tolist()
+        return heads
+
+    def worst_first(self) -> list[int]:
+        """All heads, those that could not be judged at the end."""
+        return sorted(range(len(self)), key=self.severity)
+
+    def severity(self, head: int) -> Severity:
+        """How bad a head is: its rank, then how far the statistic of its verdict has gone."""
+        at = self._heads.start + head
+        level, order = int(self._model.worst[at]), int(self._model.chosen[at])
+        return _severity(self._model.order[order], level, order, self.value(head))
+
+    def value(self, head: int) -> float:
+        """The statistic that a head's verdict rests on; NaN where it rests on none."""
+        at = self._heads.start + head
+        limit = self._model.rules[self._model.order[self._model.chosen[at]]].rests_on
+        return math.nan if limit is None else float(self._model.values(limit.statistic)[at])
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return (self[head] for head in range(len(self)))
+
+    def __getitem__(self, head: int) -> Verdict:
+        """A head's verdict in words."""
+        if not 0 <= head < len(self):
+            raise IndexError(f"head {head} of {len(self)}")
+        model, at = self._model, self._heads.start + head
+        name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
+        rule = model.rules[name]
+        limits = rule.cases[model.cases[name][at]].limits
+        limit = limits[0].at(model.at) if limits else math.nan
+        reason = rule.reason.format_map(_Numbers(model, at, level, limit))
+        also = tuple(
+            other
+            for other, case in model.cases.items()
+            if case[at] >= 0 and other not in (name, HEALTHY, SHORT)
+        )
+        return Verdict(head, name, level, reason, rule.hint, also)
+
+
+class _Numbers(dict[str, Any]):
+    """What a reason may name: the level, the threshold that was passed, any statistic."""
+
+    def __init__(self, model: _Model, at: int, level: str, limit: float) -> None:
+        super().__init__(level=level, limit=Spoken(limit))
+        self._model, self._at = model, at
+
+    def __missing__(self, statistic: str) -> Spoken:
+        return Spoken(self._model.values(statistic)[self._at])
+
+
+class _Model:
+    """All heads of all layers side by side: a statistic is one array, and so is a verdict."""
+
+    def __init__(self, evidence: Evidence, at: Thresholds) -> None:
+        self.at, self.rules = at, ranked()
+        self.order = list(self.rules)
+        self.places: dict[str, slice] = {}
+        self.count = 0
+        for layer, part in evidence.health.items():
+            self.places[layer] = slice(self.count, self.count + part.shape[-1])
+            self.count += part.shape[-1]
+        self._evidence = evidence
+        self._values: dict[str, Floats] = {}
+        self._held: dict[str, Indices] = {}
+
+    @cached_property
+    def may_be_loud(self) -> bool:
+        """Whether any head could have a verdict that calls for action.
+
+        Quick to say, and nearly always no: a watch asks at every step.
+        """
+        return any(
+            self._passed(case).any()
+            for rule in self.rules.values()
+            for case in rule.cases
+            if case.level in LOUD
+        )
+
+    @cached_property
+    def cases(self) -> dict[str, Indices]:
+        """For each rule which of its cases applies to each head, -1 for none."""
+        short = self._holds(SHORT) >= 0
+        cases = {}
+        for name, rule in self.rules.items():
+            excused = short & (not rule.any_keys and name != SHORT)
+            if rule.unless:
+                excused = excused | (self._holds(rule.unless) >= 0)
+            cases[name] = np.where(excused, -1, self._holds(name))
+        return cases
+
+    @cached_property
+    def _verdicts(self) -> tuple[Indices, Indices]:
+        chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
+        for place, (name, rule) in enumerate(self.rules.items()):
+            # The case of -1, none, takes the last entry.
+            levels = np.array([*(LEVELS.index(case.level) for case in rule.cases), _NO_LEVEL])
+            level = levels[self.cases[name]]
+            chosen = np.where(level < worst, place, chosen)
+            worst = np.minimum(level, worst)
+        return chosen, worst
+
+    @property
+    def chosen(self) -> Indices:
+        """The place in `order` of each head's verdict."""
+        return self._verdicts[0]
+
+    @property
+    def worst(self) -> Indices:
+        """The place among LEVELS of its level."""
+        return self._verdicts[1]
+
+    def _holds(self, name: str) -> Indices:
+        """Which case of a rule holds for each head: the first one; -1 for none."""
+        if name not in self._held:
+            found = np.full(self.count, -1)
+            for place, case in reversed(list(enumerate(self.rules[name].cases))):
+                found[self._passed(case)] = place
+            self._held[name] = found
+        return self._held[name]
+
+    def _passed(self, case: Case) -> NDArray[np.bool_]:
+        """Which heads have passed all limits of a case."""
+        passed = (
+            _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
+            for limit in case.limits
+        )
+        every: NDArray[np.bool_] = reduce(operator.and_, passed, np.ones(self.count, np.bool_))
+        return every
+
+    def values(self, statistic: str) -> Floats:
+        """Of every head; NaN where the statistic is one of gradients that are not there."""
+        if statistic not in self._values:
+            source = self._health if hasattr(type(self._health), statistic) else self._gradients
+            nothing = np.full(self.count, np.nan)
+            self._values[statistic] = nothing if source is None else getattr(source, statistic)
+        return self._values[statistic]
+
+    @cached_property
+    def _health(self) -> PerHead:
+        parts = [part.over_batch() for part in self._evidence.health.values()]
+        return type(parts[0])(np.concatenate([part.sums for part in parts]))
+
+    @cached_property
+    def _gradients(self) -> PerHead | None:
+        """NaN for layers whose backward did not run."""
+        parts = {layer: part.over_batch() for layer, part in self._evidence.gradients.items()}
+        if not parts:
+            return None
+        kind = type(next(iter(parts.values())))
+        sums = np.full((self.count, len(kind.COLUMNS)), np.nan)
+        for layer in self.places.keys() & parts.keys():
+            there, known = sums[self.places[layer]], parts[layer].sums
+            heads = min(len(there), len(known))
+            there[:heads] = known[:heads]
+        return kind(sums)

@@ -1,0 +1,246 @@
+"""The table of verdicts: what the numbers of a head can mean, where that begins, and what to do.
+
+Whoever names, colours, counts or explains a verdict reads it here. `judge` applies it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple
+
+LEVELS = ("critical", "error", "warning", "info", "ok")  # worst first
+MARKS = dict(zip(LEVELS, "#E!-.", strict=True))  # of a head in a summary
+LOUD = LEVELS[:3]  # someone should act
+
+
+class Verdict(NamedTuple):
+    """One head's verdict.
+
+    head:    index of the head
+    verdict: the name of the worst rule that holds, or "healthy"
+    level:   "critical", "error", "warning", "info" or "ok"
+    reason:  why, in words with the numbers
+    hint:    what to do
+    also:    names of the other rules that hold too
+    """
+
+    head: int
+    verdict: str
+    level: str
+    reason: str
+    hint: str
+    also: tuple[str, ...] = ()
+
+
+def _from(value: float, source: str) -> Any:
+    return field(default=value, metadata={"source": source})
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where each verdict begins. `health.verdicts(sink=0.5)` changes one of them."""
+
+    exploding_warning: float = _from(100.0, "QK-clip caps scores there, arXiv 2507.20534")
+    exploding: float = _from(1_000.0, "the loss is worse near 1e3, arXiv 2309.14322")
+    exploding_critical: float = _from(10_000.0, "every run past 1e4 diverged, arXiv 2309.14322")
+    saturated: float = _from(0.5, "ours: such a row passes 4 % of the gradient at most, see below")
+    collapsed: float = _from(0.05, "entropy collapse precedes divergence, arXiv 2303.06296")
+    uniform_entropy: float = _from(0.99, "ours: within 1 % of uniform")
+    uniform_score_std: float = _from(0.15, "ours: too flat for a larger scale to be the cure")
+    sink: float = _from(0.3, "attention sinks are benign, arXiv 2410.10781")
+    sharp_entropy: float = _from(0.3, "ours: an observation, not an illness")
+    sharp_keys: float = _from(4.0, "ours: an observation, not an illness")
+    min_keys: float = _from(8, "ours: with fewer keys, entropy and saturation say little")
+
+    def changed(self, changes: Mapping[str, float]) -> Thresholds:
+        """A copy with some thresholds changed."""
+        if not changes:
+            return self
+        names = [each.name for each in fields(self)]
+        if unknown := sorted(set(changes) - set(names)):
+            raise TypeError(f"unknown threshold {unknown[0]!r}; there are: {', '.join(names)}")
+        return replace(self, **changes)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, float]) -> Thresholds:
+        """Those of a file; names that this version does not have are left out."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+
+class Limit(NamedTuple):
+    """A statistic on one side of a threshold.
+
+    sign:      ">", ">=" or "<"
+    threshold: a name of `Thresholds`, or a number that cannot be changed
+    """
+
+    statistic: str
+    sign: str
+    threshold: str | float
+
+    def at(self, thresholds: Thresholds) -> float:
+        """The threshold as a number."""
+        name = self.threshold
+        return float(getattr(thresholds, name) if isinstance(name, str) else name)
+
+
+class Case(NamedTuple):
+    """A level, and the limits that must all be passed for it."""
+
+    level: str
+    limits: tuple[Limit, ...] = ()
+
+
+class Colour(NamedTuple):
+    """(fill, ink) for light pages and for dark ones; terminals take the light pair."""
+
+    light: tuple[str, str]
+    dark: tuple[str, str]
+
+
+class Rule(NamedTuple):
+    """One verdict. It rests on the statistic of its first limit.
+
+    cases:   worst first; the first that holds gives the level. One without limits always holds
+    letter:  stands for it where there is no room, and carries it where colour cannot
+    colour:  None is none
+    meaning: in a few words
+    reason:  why a head has it: {name} is a statistic of the head, {level} the level, {limit}
+             the threshold that it passed
+    hint:    what to do
+    unless:  a verdict that excuses this one
+    any_keys: it is given to heads that see too few keys to be judged, too
+    """
+
+    cases: tuple[Case, ...]
+    letter: str
+    colour: Colour | None
+    meaning: str
+    reason: str
+    hint: str
+    unless: str = ""
+    any_keys: bool = False
+
+    @property
+    def rests_on(self) -> Limit | None:
+        """The limit whose statistic says how bad it is; None where there is none."""
+        limits = self.cases[0].limits
+        return limits[0] if limits else None
+
+
+HEALTHY, SHORT = "healthy", "short"
+_TAME = "QK-norm, QK-clip (threshold 100), a softcap, or a smaller learning rate on q and k"
+
+# Of verdicts with the same level the first one here is the worse one.
+VERDICTS: dict[str, Rule] = {
+    "nonfinite": Rule(
+        cases=(Case("critical", (Limit("nonfinite_rows", ">", 0),)),),
+        letter="N",
+        colour=Colour(light=("#7b1fa2", "#ffffff"), dark=("#b565dc", "#1d0528")),
+        meaning="NaN or infinite scores",
+        reason="{nonfinite_rows} of {rows} rows have a NaN or infinite score",
+        hint="look for NaN or infinity in q and k, or an overflow in their dtype",
+        any_keys=True,
+    ),
+    "exploding": Rule(
+        cases=(
+            Case("critical", (Limit("largest_score", ">=", "exploding_critical"),)),
+            Case("error", (Limit("largest_score", ">=", "exploding"),)),
+            Case("warning", (Limit("largest_score", ">=", "exploding_warning"),)),
+        ),
+        letter="X",
+        colour=Colour(light=("#c62828", "#ffffff"), dark=("#ef6461", "#2b0303")),
+        meaning="scores so large that training tends to break",
+        reason="the largest |score| is {largest_score} ({level} from {limit})",
+        hint=f"tame the scores: {_TAME}",
+    ),
+    "saturated": Rule(
+        cases=(Case("warning", (Limit("saturated", ">", "saturated"),)),),
+        letter="S",
+        colour=Colour(light=("#ee8f45", "#341600"), dark=("#e08a45", "#2b1200")),
+        meaning="one key takes all; hardly any gradient",
+        reason="{saturated:.0%} of the rows put over 0.99 of their weight on one key; "
+        "the softmax passes a signal of {signal:.2g}",
+        hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
+        unless="sink",
+    ),
+    "collapsed": Rule(
+        cases=(Case("warning", (Limit("entropy_ratio", "<", "collapsed"),)),),
+        letter="C",
+        colour=Colour(light=("#f2c94c", "#3a2c00"), dark=("#dcb83f", "#2b2000")),
+        meaning="almost no choice is left",
+        reason="the entropy is {entropy_ratio:.2g} of its maximum (below {limit})",
+        hint=f"watch for divergence; a copying head is benign, else: {_TAME}",
+        unless="sink",
+    ),
+    "uniform": Rule(
+        cases=(
+            Case(
+                "info",
+                (
+                    Limit("entropy_ratio", ">", "uniform_entropy"),
+                    Limit("score_std", "<", "uniform_score_std"),
+                ),
+            ),
+        ),
+        letter="u",
+        colour=Colour(light=("#e3dccb", "#5b4f35"), dark=("#3d382b", "#d9cdae")),
+        meaning="every key gets the same; normal in a new model",
+        reason="the entropy is {entropy_ratio:.4f} of its maximum and the scores' standard "
+        "deviation {score_std:.2g}: the head selects nothing",
+        hint="normal at initialisation; in long contexts try log-n scaling",
+    ),
+    "sink": Rule(
+        cases=(Case("info", (Limit("first_key", ">", "sink"),)),),
+        letter="k",
+        colour=Colour(light=("#d3d8f6", "#2f3a8c"), dark=("#2c3468", "#c0c8fb")),
+        meaning="parks its weight on the first key; benign",
+        reason="{first_key:.0%} of the weight goes to the first key",
+        hint="benign: a head parks there the weight it does not need",
+    ),
+    "sharp": Rule(
+        cases=(
+            Case("info", (Limit("entropy_ratio", "<", "sharp_entropy"),)),
+            Case("info", (Limit("effective_keys", "<", "sharp_keys"),)),
+        ),
+        letter="p",
+        colour=Colour(light=("#cde5ea", "#1b4d5a"), dark=("#1d3d48", "#a9d8e6")),
+        meaning="looks at few keys; copying heads do",
+        reason="a row looks at {effective_keys:.2g} keys; the entropy is {entropy_ratio:.2g} of "
+        "its maximum",
+        hint="nothing: copying heads look like this; watch the trend",
+    ),
+    HEALTHY: Rule(
+        cases=(Case("ok"),),
+        letter="·",
+        colour=Colour(light=("#dcead9", "#38593a"), dark=("#25382a", "#b2d3ae")),
+        meaning="spread enough to choose and to learn",
+        reason="the entropy is {entropy_ratio:.2g} of its maximum, the signal {signal:.2g}",
+        hint="nothing to do",
+    ),
+    SHORT: Rule(
+        cases=(Case("info", (Limit("widest_row", "<", "min_keys"),)),),
+        letter="–",
+        colour=None,
+        meaning="not judged: rows too short to say anything",
+        reason="no row sees {limit} keys or more, which is too little to judge by",
+        hint="check it on a longer input",
+    ),
+}
+
+
+def ranked() -> dict[str, Rule]:
+    """The verdicts worst first: by their worst level, then by their place in the table."""
+
+    def rank(entry: tuple[str, Rule]) -> tuple[bool, int]:
+        name, rule = entry
+        return name == SHORT, min(LEVELS.index(case.level) for case in rule.cases)
+
+    return dict(sorted(VERDICTS.items(), key=rank))
+
+
+def failable() -> tuple[str, ...]:
+    """Every verdict that says something, worst first."""
+    return tuple(name for name in ranked() if name not in (HEALTHY, SHORT))

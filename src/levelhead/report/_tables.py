@@ -1,0 +1,74 @@
+"""What the pages take from the tables of statistics and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._health import GradHealth, Health, PerHead, Thresholds
+from .._health.statistics import Count, Statistic, statistics_of
+from .._health.verdicts import VERDICTS, ranked
+
+
+def legend() -> dict[str, dict[str, str]]:
+    """Letter and meaning of every verdict, worst first."""
+    return {
+        name: {"letter": rule.letter, "meaning": rule.meaning} for name, rule in ranked().items()
+    }
+
+
+def fields(*kinds: type[PerHead]) -> dict[str, dict[str, str]]:
+    """Label and meaning of every field, in the order that readers like: counts come last."""
+    found = [each for kind in kinds for each in statistics_of(kind).values() if each.is_field]
+    return _explained(sorted(found, key=lambda each: isinstance(each, Count)))
+
+
+def main_statistics() -> dict[str, dict[str, str]]:
+    """The same of the statistics that are printed with a Health."""
+    return _explained([each for each in statistics_of(Health).values() if each.heading])
+
+
+def _explained(found: list[Statistic]) -> dict[str, dict[str, str]]:
+    return {each.name: {"label": each.label, "meaning": each.meaning} for each in found}
+
+
+def colours() -> str:
+    """CSS: the colours of every verdict, and a class with its name that has them."""
+    coloured = {name: rule.colour for name, rule in VERDICTS.items() if rule.colour is not None}
+    light = "".join(_pair(name, colour.light) for name, colour in coloured.items())
+    dark = "".join(_pair(name, colour.dark) for name, colour in coloured.items())
+    plain = "".join(
+        _pair(name, ("transparent", "var(--soft)")) for name in VERDICTS if name not in coloured
+    )
+    classes = "".join(
+        f".{name} {{ --of: var(--{name}); --on: var(--on-{name}); }}\n" for name in VERDICTS
+    )
+    return (
+        f":root {{\n{light}{plain}}}\n"
+        f"@media (prefers-color-scheme: dark) {{\n:root {{\n{dark}}}\n}}\n{classes}"
+    )
+
+
+def _pair(name: str, pair: tuple[str, str]) -> str:
+    fill, ink = pair
+    return f"  --{name}: {fill};\n  --on-{name}: {ink};\n"
+
+
+def guides(thresholds: Thresholds) -> dict[str, list[float]]:
+    """Where verdicts begin, as lines in the chart of the statistic they rest on."""
+    table: dict[str, Statistic] = statistics_of(Health) | statistics_of(GradHealth)
+    found: dict[str, list[float]] = {}
+    for rule in VERDICTS.values():
+        for case in rule.cases:
+            for limit in case.limits:
+                if chart := table[limit.statistic].chart:
+                    found.setdefault(chart, []).append(limit.at(thresholds))
+    return found
+
+
+def telling(head: Mapping[str, Any]) -> Statistic:
+    """The field whose chart shows best why a head has its verdict."""
+    table = statistics_of(Health) | statistics_of(GradHealth)
+    limit = VERDICTS[head["verdict"]].rests_on
+    chart = table[limit.statistic].chart if limit else ""
+    return table[chart or "entropy_ratio"]
