@@ -44,9 +44,11 @@ def plain(value: Any, digits: int | None = None) -> Any:
         return {name: plain(each, digits) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each, digits) for each in value]
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, np.generic):
+        return plain(value.item(), digits)
+    if isinstance(value, np.ndarray):
         if value.dtype.kind == "f" and digits is None:
-            objects = np.asarray(value, object)  # all at once: pages have a million of them
+            objects = value.astype(object)  # all at once: pages have a million of them
             objects[~np.isfinite(value)] = None
             return objects.tolist()
         return value.tolist() if value.dtype.kind in "iub" else plain(value.tolist(), digits)
