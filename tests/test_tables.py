@@ -192,5 +192,13 @@ def test_json_has_no_nan():
     given = {"a": [1, float("inf"), {"b": float("nan")}], "c": (0.123456, "x", None, True)}
     assert plain(given) == {"a": [1, None, {"b": None}], "c": [0.123456, "x", None, True]}
     assert plain(given, digits=3)["c"] == [0.123, "x", None, True]
-    numpy = {"d": np.array([[1.5, np.nan]]), "e": np.float32(0.5), "f": np.int64(3), "g": np.True_}
-    assert json.dumps(plain(numpy)) == '{"d": [[1.5, null]], "e": 0.5, "f": 3, "g": true}'
+    numpy = {
+        "d": np.array([[1.5, np.nan]]),
+        "e": np.float32(0.5),
+        "h": [np.float64("nan")],
+        "f": np.int64(3),
+        "g": np.True_,
+    }
+    assert (
+        json.dumps(plain(numpy)) == '{"d": [[1.5, null]], "e": 0.5, "h": [null], "f": 3, "g": true}'
+    )

@@ -48,7 +48,7 @@ def plain(value: Any, digits: int | None = None) -> Any:
         return plain(value.item(), digits)
     if isinstance(value, np.ndarray):
         if value.dtype.kind == "f" and digits is None:
-            objects = np.asarray(value, object)  # all at once: pages have a million of them
+            objects = value.astype(object)  # all at once: pages have a million of them
             objects[~np.isfinite(value)] = None
             return objects.tolist()
         return value.tolist() if value.dtype.kind in "iub" else plain(value.tolist(), digits)
