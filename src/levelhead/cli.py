@@ -18,20 +18,18 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from ._files import OutputError, check_output, write_whole
+from ._progress import progress
 from .checkup import TargetError, examine, load
 from .lab import LabError, progress_bar
 from .lab import run as run_lab
 from .report import (
     FAILABLE,
-    OutputError,
-    check_output,
     checkup_json,
     checkup_page,
     checkup_text,
     failing,
-    progress,
     write_run_page,
-    write_whole,
 )
 from .store import StoreError, read_run
 
@@ -90,9 +88,7 @@ def checkup(
             result = examine(
                 subject,
                 pictures=html is not None,
-                on_input=lambda done, total: tell(
-                    f"Reading input {min(done + 1, total)} of {total}"
-                ),
+                on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
             tell("Writing")
             if json is not None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import __version__
+from .._files import write_whole
 from .._health import GradHealth, Health, Thresholds
 from .._records import Alert
 from ..checkup._describe import describe
 from ._fields import FIELDS, GRADIENT_FIELDS
-from ._files import write_whole
 from ._legend import LEGEND, severity
 from ._names import short_names
 from ._page import asset, page
