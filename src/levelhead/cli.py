@@ -21,7 +21,7 @@ from . import __version__
 from ._files import OutputError, check_output, write_whole
 from ._progress import progress
 from .checkup import TargetError, examine, load
-from .lab import LabError, progress_bar
+from .lab import LabError, progress_bar, verdict_words
 from .lab import run as run_lab
 from .report import (
     FAILABLE,
@@ -145,7 +145,8 @@ def lab(
         with progress_bar() as tell:
             done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)
         for result in done.results:
-            print(f"{result['claim']:>2}  {result['experiment']:<16} {result['verdict']}")
+            verdict = verdict_words(result["verdict"])
+            print(f"{result['claim']:>2}  {result['experiment']:<16} {verdict}")
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")

@@ -10,16 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._experiment import VERDICTS, Experiment
+from .._files import write_whole
+from ._experiment import NOT_RUN, VERDICTS, Experiment
 from ._figures import TIMINGS, Figures, powers, summary
-
-NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -87,9 +85,10 @@ def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
             for one in timed
         ],
     )
+    (out / "data").mkdir(exist_ok=True)
     for outcome in outcomes:
         for table, text in _tables(outcome).items():
-            write_text(out / "data" / f"{outcome.experiment.name}-{table}.csv", text)
+            write_whole(out / "data" / f"{outcome.experiment.name}-{table}.csv", text)
     return results
 
 
@@ -126,16 +125,5 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write it readably, and refuse what JSON has no word for."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file whole or not at all: whoever is interrupted leaves no half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Write it readably, and refuse NaN and infinity, which JSON does not have."""
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, table
-from ._plot import COLOURS, NAMES, Spec, axis, band, picture
-from ._stack import ARCHITECTURES, stack_layers
-from ._threads import one_thread
+from ... import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._layer_stack import ARCHITECTURES, stack_layers
+from .._plot import COLOURS, NAMES, Spec, axis, band, picture
+from .._threads import one_thread
 
 CLAIM = 12
+VERSION = 1
 TITLE = "Scaling keeps attention expressive across many layers"
 SAID = """
 With the scale, attention stays expressive through many layers: no layer collapses onto single

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import Health, additive_attention, attention, cpu_info
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import Array, normal, table
-from ._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
+from ... import Health, additive_attention, attention, cpu_info
+from .._experiment import Runs
+from .._figures import Array, Figures, at, stack, table
+from .._inputs import normal
+from .._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
 
 CLAIM = 10
+VERSION = 1
 TITLE = "Additive attention is bounded and needs no scale, but is slower"
 SAID = """
 Additive (Bahdanau) attention, v·tanh(W_q q + W_k k), has bounded scores and needs no scale, but

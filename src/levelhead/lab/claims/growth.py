@@ -7,14 +7,27 @@ from typing import Any
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._language import Budget, Trained, train
-from ._measure import Array, table
-from ._plot import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, RED, Spec, axis, band, guide, picture
-from ._text import GUESSING
+from .._corpus import GUESSING
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    RED,
+    Spec,
+    axis,
+    band,
+    guide,
+    picture,
+)
+from .._train import Budget, Trained, train
 
 CLAIM = 15
+VERSION = 1
 TITLE = "Scores grow in training, although they are scaled"
 SAID = """
 1/√d_k sets the scores right at initialisation only. In training queries and keys grow, and the

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import MultiHeadAttention, attention
-from ._experiment import Runs
-from ._figures import Figures, Spread, stack
-from ._measure import Array, normal, table
-from ._plot import Spec, axis, picture
+from ... import MultiHeadAttention, attention
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, stack, table
+from .._inputs import normal
+from .._plot import Spec, axis, picture
 
 CLAIM = 1
+VERSION = 1
 TITLE = "Attention is five steps, and scaling changes no shape"
 SAID = """
 Attention takes five steps: scores QKᵀ, division by √d_k, softmax, weights times V, and their sum.

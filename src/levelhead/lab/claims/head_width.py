@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, normal, table
-from ._plot import BLUE, COLOURS, NAMES, ORANGE, Spec, axis, band, guide, line, picture
+from ... import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health, normal
+from .._plot import BLUE, COLOURS, NAMES, ORANGE, Spec, axis, band, guide, line, picture
 
 CLAIM = 4
+VERSION = 1
 TITLE = "The head's d_k sets the scale, not the model's d"
 SAID = """
 The dimension to divide by is that of one head, d_k, not that of the model, d. Dividing by √d

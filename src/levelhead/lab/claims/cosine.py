@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention, cosine_attention
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import Array, normal, queries_and_keys, table
-from ._plot import BLUE, ORANGE, Spec, axis, band, picture
+from ... import SCALE_RULES, attention, cosine_attention
+from .._experiment import Runs
+from .._figures import Array, Figures, at, stack, table
+from .._inputs import normal, queries_and_keys
+from .._plot import BLUE, ORANGE, Spec, axis, band, picture
 
 CLAIM = 11
+VERSION = 1
 TITLE = "Scaling relates to cosine similarity"
 SAID = """
 Dividing by √d_k relates the dot product to cosine similarity: both take the size out of the

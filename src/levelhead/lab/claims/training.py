@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._language import Budget, Trained, train
-from ._measure import Array, table
-from ._plot import BLUE, COLOURS, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
-from ._text import GUESSING
+from .._corpus import GUESSING
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import BLUE, COLOURS, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
+from .._train import Budget, Trained, train
 
 CLAIM = 9
+VERSION = 1
 TITLE = "Training without the scale is slower, less stable, or falls apart"
 SAID = """
 Without the scale a model trains more slowly, less stably, or not at all; and attention that is too

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .. import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import health, queries_and_keys, table
-from ._plot import COLOURS, NAMES, Spec, axis, band, guide, picture
+from ... import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Figures, Spread, at, stack, table
+from .._inputs import health, queries_and_keys
+from .._plot import COLOURS, NAMES, Spec, axis, band, guide, picture
 
 CLAIM = 3
+VERSION = 1
 TITLE = "Dividing by √d_k gives variance 1, by d_k crushes it"
 SAID = """
 Dividing the scores by √d_k brings their variance to 1 at every d_k. Dividing by d_k would go too

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import Array, queries_and_keys, table
-from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
+from ... import SCALE_RULES, attention
+from .._experiment import Runs
+from .._figures import Array, Figures, at, stack, table
+from .._inputs import queries_and_keys
+from .._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
 
 CLAIM = 8
+VERSION = 1
 TITLE = "exp of unscaled scores overflows"
 SAID = """
 Without the scale, scores are so large that exp overflows, and attention returns infinity or NaN.

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import Health, attention
-from ._demo import demo
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, table
-from ._plot import BLUE, GREY, ORANGE, Spec, axis, picture
-from ._threads import one_thread
+from ... import Health, attention
+from .._demo import demo
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health
+from .._plot import BLUE, GREY, ORANGE, Spec, axis, picture
+from .._threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CLAIM = 14
+VERSION = 1
 TITLE = "Initialisation gives zero mean and unit variance"
 SAID = """
 Queries and keys begin with mean 0 and variance 1, because the weights are initialised that way;

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention, attention_backward
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, normal, table
-from ._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
+from ... import attention, attention_backward
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health, normal
+from .._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
 
 CLAIM = 6
+VERSION = 1
 TITLE = "Softmax's Jacobian is p(1−p) and −pᵢpⱼ, and vanishes when saturated"
 SAID = """
 The derivative of the softmax is p_i(1−p_i) on the diagonal and −p_i·p_j off it. Where a weight is

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import health, queries_and_keys, table
-from ._plot import COLOURS, NAMES, PALETTE, Spec, axis, band, line, picture
+from ... import SCALE_RULES, attention
+from .._experiment import Runs
+from .._figures import Figures, at, stack, table
+from .._inputs import health, queries_and_keys
+from .._plot import COLOURS, NAMES, PALETTE, Spec, axis, band, line, picture
 
 CLAIM = 5
+VERSION = 1
 TITLE = "Unscaled scores make softmax nearly one-hot"
 SAID = """
 At large d_k, unscaled scores make the softmax nearly one-hot, while scaled ones stay spread. The

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._records import StepRecord
-from ._measure import Array
-from ._text import LENGTH, WORDS, stories
+from ._corpus import LENGTH, WORDS, stories
+from ._figures import Array
 from ._threads import one_thread
 
 if TYPE_CHECKING:

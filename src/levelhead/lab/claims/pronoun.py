@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES
-from ._demo import demo_reads
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, table
-from ._plot import (
+from ... import SCALE_RULES
+from .._demo import demo_reads
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import (
     COLOURS,
     GREEN,
     GREY,
@@ -27,9 +26,10 @@ from ._plot import (
     line,
     picture,
 )
-from ._threads import one_thread
+from .._threads import one_thread
 
 CLAIM = 13
+VERSION = 1
 TITLE = "Attention resolves “it”: dog against ball"
 SAID = """
 In "The dog chased the ball because it was fast", attention lets "it" look at "dog" and at "ball"
@@ -146,7 +146,7 @@ def measure(size: str, seed: int) -> Figures:
 
 def _from_it(subject: Any, place: int, rule: str) -> Array:
     """The row of "it" in every head: (layers, heads, tokens)."""
-    from ..torch import Call, listen  # noqa: PLC0415 - an extra
+    from ...torch import Call, listen  # noqa: PLC0415 - an extra
 
     given = subject.inputs[place]
     row = list(given.tokens[0]).index("it")

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, table
-from ._plot import BLUE, GREY, ORANGE, PURPLE, RED, Spec, axis, band, guide, picture
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health
+from .._plot import BLUE, GREY, ORANGE, PURPLE, RED, Spec, axis, band, guide, picture
 
 CLAIM = 2
+VERSION = 1
 TITLE = "q·k has variance d_k"
 SAID = """
 If the entries of q and k have mean 0 and variance 1, the variance of q·k is d_k (1, 2, 8, 64, 512

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from .. import SCALE_RULES, attention, attention_backward
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack, typical
-from ._measure import normal, table
-from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
-from ._stack import PARAMETERS, stack_layers
-from ._threads import one_thread
+from ... import SCALE_RULES, attention, attention_backward
+from .._experiment import Runs
+from .._figures import Figures, Spread, at, stack, table, typical
+from .._inputs import normal
+from .._layer_stack import PARAMETERS, stack_layers
+from .._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
+from .._threads import one_thread
 
 CLAIM = 7
+VERSION = 1
 TITLE = "Without the scale, gradients vanish (or explode)"
 SAID = """
 A saturated softmax passes no gradient, so without the scale the gradients through attention
