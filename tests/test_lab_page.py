@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from test_pages_browser import DRESSES, SWITCHES, chromium
+from browser_support import DRESSES
 
 from levelhead import lab
 
@@ -14,17 +14,6 @@ NAMES = ["five_steps", "saturation", "additive", "cosine"]
 def page_file(tmp_path_factory):
     out = tmp_path_factory.mktemp("lab") / "out"
     return lab.run(NAMES, out=out, size="tiny", seeds=2)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = chromium()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=SWITCHES)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

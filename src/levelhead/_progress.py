@@ -88,7 +88,6 @@ def _log(console: Console) -> Iterator[Tell]:
         stop()
         line = Text(f"{part} …")
         now, timer = part, threading.Timer(PATIENCE, console.print, [line], {"soft_wrap": True})
-        timer.daemon = True
         timer.start()
 
     try:
