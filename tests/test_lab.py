@@ -1,8 +1,8 @@
-"""The lab's frame: what an experiment is, how it runs, stops and goes on, what it leaves behind."""
+"""The lab's framework: what an experiment is, how it runs and resumes, what it writes."""
 
 import csv
 import doctest
-import importlib
+import importlib.util
 import json
 import os
 import re
@@ -107,7 +107,7 @@ def test_every_file_is_an_experiment_in_the_order_of_the_claims():
     assert [one.claim for one in found] == sorted(one.claim for one in found)
     assert {"variance", "saturation", "gradients", "initialisation"} <= set(lab.experiments())
     for one in found:
-        assert 1 <= one.claim <= 15
+        assert one.claim >= 1 and one.version >= 1
         assert one.title and one.said and one.done and one.found and one.limits
         assert one.seeds["quick"] >= 3 and one.seeds["full"] >= 3
         assert one.verdict.__doc__
@@ -116,6 +116,17 @@ def test_every_file_is_an_experiment_in_the_order_of_the_claims():
 def test_adding_an_experiment_is_adding_a_file(toy, tmp_path):
     assert lab.experiments()["toy"].claim == 99
     assert toy.run(tmp_path / "out").results[-1]["verdict"] == "holds"
+
+
+def test_the_recipe_in_the_docs_is_complete(toy, tmp_path):
+    text = (Path(__file__).parents[1] / "docs/lab/README.md").read_text(encoding="utf-8")
+    toy.write(re.search("```python\n(.*?)```", text, re.DOTALL)[1])
+    (result,) = toy.run(tmp_path / "out").results
+    assert (result["claim"], result["verdict"]) == (16, "holds")
+    assert result["why"] == "the error is at most 5/√n for 2 of 2 values of n."
+    assert "With 4 numbers the error is 0." in result["text"] and "{" not in result["text"]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<figcaption>Error of the mean</figcaption>" in page
 
 
 def test_names_numbers_and_hyphens_find_an_experiment():
@@ -359,7 +370,7 @@ print(json.dumps([done.not_run, [(r["experiment"], r["verdict"], r["why"]) for r
     assert results[0][:2] == ["five_steps", "holds"]
     assert results[1:] == [["gradients", "not run", torch], ["initialisation", "not run", demo]]
     page = (tmp_path / "index.html").read_text()
-    assert page.count("levelhead[torch]") == 1 and "2 not run" in page
+    assert page.count("levelhead[torch]") == 1 and "2 were not run" in page
 
 
 # ---------------------------------------------------------------- figures
@@ -407,19 +418,29 @@ def test_no_measured_number_is_typed_into_the_texts():
         assert len(fields) >= 4, one.name
 
 
-def test_the_readme_tells_the_verdicts_of_the_published_run():
+def test_the_published_words_are_those_of_the_published_results():
+    """results.md and the README's table are what docs/lab/publish.py writes."""
     root = Path(__file__).parents[1]
+    path = root / "docs/lab/publish.py"
+    spec = importlib.util.spec_from_file_location("publish", path)
+    publish = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(publish)
     results = json.loads((root / "docs/lab/results.json").read_text(encoding="utf-8"))
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    pages = readme, (root / "docs/lab/results.md").read_text(encoding="utf-8")
     assert [one["claim"] for one in results] == list(range(1, 16))
     assert {one["size"] for one in results} == {"full"}
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    page = (root / "docs/lab/results.md").read_text(encoding="utf-8")
+    assert page == publish.results_page(results, publish.published_pictures())
+    assert readme == publish.with_table(readme, results)
     for one in results:
-        assert f"| {one['claim']} | {one['title']} | {one['verdict']} |" in pages[0]
-        assert f"**{one['title']}: {one['verdict']}.**" in pages[1]
+        assert (
+            f"| {one['claim']} | {one['title']} | {lab.verdict_words(one['verdict'])} |" in readme
+        )
+        assert one["title"] == lab.experiments()[one["experiment"]].title
+        assert one["claim_text"] == lab.experiments()[one["experiment"]].said
     shown = [
         root / folder / picture
-        for folder, page in zip(("", "docs/lab"), pages, strict=True)
-        for picture in re.findall(r"\((\S+\.png)\)", page)
+        for folder, text in (("", readme), ("docs/lab", page))
+        for picture in re.findall(r"\((\S+\.png)\)", text)
     ]
     assert len(shown) > 40 and all(picture.is_file() for picture in shown)

@@ -67,7 +67,7 @@ def checkup(
         ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts to read, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="Texts to read, one per line.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
@@ -134,13 +134,13 @@ def lab(
         list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="For the page and all numbers.")] = Path(
-        "lab"
-    ),
-    again: Annotated[bool, typer.Option("--again", help="Measure what is finished anew.")] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the page and the numbers go.")
+    ] = Path("lab"),
+    again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
     debug: Debug = False,
 ) -> None:
-    """What people say about the √d_k, measured: which claims hold, and where."""
+    """What people say about √d_k, measured: which claims hold, and where."""
     with plain_errors(debug):
         with progress_bar() as tell:
             done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)

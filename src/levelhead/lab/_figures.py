@@ -23,7 +23,7 @@ _DIGITS = 6  # of a stored figure; the last bits of a float are no result
 
 
 class Spread(float):
-    """The mean over seeds, which knows its standard deviation and its range.
+    """The mean over seeds, with its standard deviation and its range.
 
     >>> x = Spread([62.0, 64.0, 66.0])
     >>> f"{x:.1f} or {x:.1f±}"
@@ -45,7 +45,7 @@ class Spread(float):
     def __format__(self, spec: str) -> str:
         plain = spec.removesuffix("±")
         mean, std = format(float(self), plain), format(self.std, plain)
-        # A spread that rounds to nothing says nothing.
+        # A spread that rounds to 0 says nothing.
         return mean if plain == spec or not re.search("[1-9]", std) else f"{mean} ± {std}"
 
 
@@ -94,7 +94,7 @@ def at(table: Mapping[str, Array], column: str, **where: Any) -> Spread:
 
 
 def typical(table: Mapping[str, Array], column: str, **where: Any) -> float:
-    """As `at`, but the geometric mean: for figures that span many powers of ten."""
+    """As `at`, but the geometric mean, for figures that span many powers of ten."""
     rows = np.logical_and.reduce([table[name][0] == value for name, value in where.items()])
     return float(np.exp(np.log(table[column][:, rows]).mean()))
 
@@ -106,7 +106,7 @@ def _array(values: list[Any]) -> Array:
 
 
 def plain(value: Any) -> Any:
-    """Figures as JSON takes them: NumPy's types made Python's, floats cut to six digits."""
+    """Figures as JSON takes them: Python's types, and floats rounded to six digits."""
     if isinstance(value, dict):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, np.ndarray):
@@ -126,7 +126,7 @@ def summary(runs: Sequence[Figures]) -> Figures:
     >>> summary([{"d": 8, "x": 1.0}, {"d": 8, "x": 3.0}])
     {'d': 8, 'x': {'mean': 2.0, 'std': 1.41421, 'min': 1.0, 'max': 3.0}}
 
-    What is the same for every seed, such as a condition, stays as it is.
+    What is the same for every seed, such as a setting, stays as it is.
     """
     found: Figures = {}
     for name, value in runs[0].items():

@@ -15,13 +15,18 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..report import page
-from ._experiment import NOT_RUN, VERDICTS, verdict_words
+from ._experiment import NOT_RUN, verdict_words
 from ._plot import Spec
 from ._results import Outcome
 from ._tables import shown_tables
 
 MARKS = {"holds": "●", "holds partly": "◐", "does not hold": "○", NOT_RUN: "–"}
-PLURALS = {"holds": "hold", "holds partly": "hold partly", "does not hold": "do not hold"}
+TALLY = {  # one claim, several claims
+    "holds": ("holds", "hold"),
+    "holds partly": ("is partly true", "are partly true"),
+    "does not hold": ("does not hold", "do not hold"),
+    NOT_RUN: ("was not run", "were not run"),
+}
 PARTS = {
     "done": "What was done",
     "found": "What came out",
@@ -65,8 +70,8 @@ def math(text: str) -> Markup:
 def _tally(outcomes: Sequence[Outcome]) -> str:
     counts = Counter(one.verdict()[0] for one in outcomes)
     return ", ".join(
-        f"{counts[verdict]} {verdict if counts[verdict] == 1 else PLURALS.get(verdict, verdict)}"
-        for verdict in (*VERDICTS, NOT_RUN)
+        f"{counts[verdict]} {words[counts[verdict] > 1]}"
+        for verdict, words in TALLY.items()
         if counts[verdict]
     )
 
@@ -101,7 +106,7 @@ def _shown(one: Outcome, charts: dict[str, Spec]) -> dict[str, Any]:
 
 
 def _legend(chart: Spec) -> list[Spec]:
-    """The traces with an entry of their own; lab.js asks the same. One alone needs no legend."""
+    """The traces with an entry of their own, as in lab.js; one alone needs no legend."""
     named = [t for t in chart["data"] if t.get("name") and t.get("showlegend", True)]
     return named if len(named) > 1 else []
 

@@ -1,8 +1,8 @@
-"""From figures to what is kept: results.json, timings.json and the tables as CSV.
+"""From figures to files: results.json, timings.json and the tables as CSV.
 
-results.json holds nothing that the clock decides, so the same seeds give the same bytes. What the
-clock said (figures named "timings") goes into timings.json. A verdict may rest on it only by a
-comparison that it passes by far, and no sentence in results.json quotes it.
+results.json holds nothing that depends on the clock, so the same seeds give the same bytes. What
+the clock said (figures named "timings") goes into timings.json. A verdict may depend on it only by
+a comparison with a large margin, and no sentence in results.json quotes it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Outcome:
     missing: str | None = None
 
     def texts(self) -> dict[str, str]:
-        """The paragraph in its parts, numbers filled in."""
+        """The text in its parts, with the numbers filled in."""
         one, numbers = self.experiment, self.experiment.numbers(self.runs)
         parts = {"said": one.said, "done": one.done, "found": one.found, "limits": one.limits}
         return {part: powers(text.format(**numbers)) for part, text in parts.items()}
@@ -93,7 +93,7 @@ def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
 
 
 def _tables(outcome: Outcome) -> dict[str, str]:
-    """Each table as CSV with the seed in front; the single numbers make one of their own."""
+    """Each table as CSV, with the seed as the first column; single numbers make a table, too."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for seed, run in zip(outcome.seeds, outcome.runs, strict=True):
         for name, value in _flat(run):
