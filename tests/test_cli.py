@@ -218,6 +218,30 @@ def test_bad_stores_are_one_sentence(run, here, store):
     assert {name for name in left_in(here) if not name.endswith(("-wal", "-shm"))} <= before
 
 
+# ---------------------------------------------------------------- the lab
+
+
+def test_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+    monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)  # on a busy machine, too
+    code, out, err = run("lab", "--quick", "five-steps", "11")
+    assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
+    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+    results = json.loads((here / "lab" / "results.json").read_text(encoding="utf-8"))
+    assert [one["verdict"] for one in results] == ["holds", "holds partly"]
+
+
+def test_a_lab_that_cannot_write_says_so(run, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    code, out, err = run("lab", "--quick", "five_steps")
+    assert (code, out) == (2, "")
+    assert err == (
+        "levelhead: cannot write lab/runs/quick/five_steps-0.json: No space left on device\n"
+    )
+
+
 # ---------------------------------------------------------------- the others
 
 

@@ -1,7 +1,8 @@
-"""The lab's frame: what an experiment is, how it runs, stops and goes on, what it leaves behind."""
+"""The lab's framework: what an experiment is, how it runs and resumes, what it writes."""
 
 import csv
-import importlib
+import doctest
+import importlib.util
 import json
 import os
 import re
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from levelhead import lab
-from levelhead.lab import _experiment, _figures, _pace, _tables
-from levelhead.lab._experiment import find, fingerprint
+from levelhead.lab import _experiment, _figures, _progress, _tables, claims
+from levelhead.lab._experiment import find
 
 TOY = '''
 """A toy: it writes down when it is called."""
@@ -22,6 +23,7 @@ from pathlib import Path
 import time
 
 CLAIM = 99
+VERSION = 1
 TITLE = "Toys <b>add</b> up"
 SAID = "One & one is two."
 DONE = "Added {n} times."
@@ -66,7 +68,7 @@ class Toy:
         self.file.write_text(textwrap.dedent(source))
         # A file changed twice within a second would else come back from its cache.
         importlib.invalidate_caches()
-        sys.modules.pop("levelhead.lab.toy", None)
+        sys.modules.pop("levelhead.lab.claims.toy", None)
         for cached in (self.file.parent / "__pycache__").glob("*"):
             cached.unlink()
         _experiment.experiments.cache_clear()
@@ -88,10 +90,12 @@ class Toy:
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """One more experiment, by nothing but a file."""
-    monkeypatch.setattr(lab, "__path__", [*lab.__path__, str(tmp_path)])
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    monkeypatch.setattr(claims, "__path__", [*claims.__path__, str(folder)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield Toy(tmp_path)
-    sys.modules.pop("levelhead.lab.toy", None)
+    yield Toy(folder)
+    sys.modules.pop("levelhead.lab.claims.toy", None)
     _experiment.experiments.cache_clear()
 
 
@@ -103,7 +107,7 @@ def test_every_file_is_an_experiment_in_the_order_of_the_claims():
     assert [one.claim for one in found] == sorted(one.claim for one in found)
     assert {"variance", "saturation", "gradients", "initialisation"} <= set(lab.experiments())
     for one in found:
-        assert 1 <= one.claim <= 15
+        assert one.claim >= 1 and one.version >= 1
         assert one.title and one.said and one.done and one.found and one.limits
         assert one.seeds["quick"] >= 3 and one.seeds["full"] >= 3
         assert one.verdict.__doc__
@@ -112,6 +116,17 @@ def test_every_file_is_an_experiment_in_the_order_of_the_claims():
 def test_adding_an_experiment_is_adding_a_file(toy, tmp_path):
     assert lab.experiments()["toy"].claim == 99
     assert toy.run(tmp_path / "out").results[-1]["verdict"] == "holds"
+
+
+def test_the_recipe_in_the_docs_is_complete(toy, tmp_path):
+    text = (Path(__file__).parents[1] / "docs/lab/README.md").read_text(encoding="utf-8")
+    toy.write(re.search("```python\n(.*?)```", text, re.DOTALL)[1])
+    (result,) = toy.run(tmp_path / "out").results
+    assert (result["claim"], result["verdict"]) == (16, "holds")
+    assert result["why"] == "the error is at most 5/√n for 2 of 2 values of n."
+    assert "With 4 numbers the error is 0." in result["text"] and "{" not in result["text"]
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert "<figcaption>Error of the mean</figcaption>" in page
 
 
 def test_names_numbers_and_hyphens_find_an_experiment():
@@ -131,10 +146,16 @@ def test_an_unknown_name_names_all_and_the_nearest(tmp_path):
         lab.run(["xyzzyx"], out=tmp_path)
 
 
+@pytest.mark.parametrize("name", ["_experiment", "_figures", "_page", "_run", "_tables"])
+def test_examples_in_docstrings(name):
+    failed, tried = doctest.testmod(importlib.import_module(f"levelhead.lab.{name}"))
+    assert failed == 0 < tried
+
+
 def test_importing_the_lab_brings_no_framework():
     code = (
         "import sys, levelhead.lab as lab; lab.experiments();"
-        "heavy = ('torch', 'transformers', 'plotly', 'typer', 'rich');"
+        "heavy = ('torch', 'transformers', 'plotly', 'typer', 'rich', 'jinja2');"
         "print([name for name in heavy if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -226,13 +247,13 @@ def test_damaged_figures_are_measured_again(toy, tmp_path):
     toy.run(out)
     toy.calls()
     kept = out / "runs" / "tiny"
-    (kept / "toy-0.json").write_text('{"code": "')
+    (kept / "toy-0.json").write_text('{"version": 1, "figu')
     (kept / "toy-2.json").write_text("[]")
     toy.run(out)
     assert toy.calls() == [0, 2]
 
 
-def test_other_code_measures_again_but_other_words_do_not(toy, tmp_path):
+def test_another_version_measures_again_but_other_words_do_not(toy, tmp_path):
     out = tmp_path / "out"
     toy.run(out)
     toy.calls()
@@ -242,21 +263,24 @@ def test_other_code_measures_again_but_other_words_do_not(toy, tmp_path):
     assert toy.calls() == []
     assert "Hardly ever" in (out / "results.json").read_text()
     toy.edit("2.0 + seed", "5.0 + seed")
+    toy.edit("VERSION = 1", "VERSION = 2")
     assert toy.run(out).results[-1]["verdict"] == "holds"
+    assert toy.calls() == [0, 1, 2]
+    toy.edit("VERSION = 2", "VERSION = 1")  # an older version is another one, too
+    toy.run(out)
     assert toy.calls() == [0, 1, 2]
 
 
-def test_the_code_of_helpers_counts_too(monkeypatch):
-    names = ("gradients", "depth", "variance")
-    before = [fingerprint(lab.experiments()[name]) for name in names]
-    original = _experiment._source
-
-    def edited(name):
-        return original(name) + ("\nMORE = 1\n" if name.endswith(("_stack", "_plot")) else "")
-
-    monkeypatch.setattr(_experiment, "_source", edited)
-    after = [fingerprint(lab.experiments()[name]) for name in names]
-    assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
+def test_figures_that_name_no_version_are_measured_again(toy, tmp_path):
+    """As they were kept before experiments had versions: with a fingerprint of the code."""
+    out = tmp_path / "out"
+    toy.run(out)
+    toy.calls()
+    for path in (out / "runs" / "tiny").iterdir():
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps({"code": "0123456789abcdef", "figures": kept["figures"]}))
+    toy.run(out)
+    assert toy.calls() == [0, 1, 2]
 
 
 def test_a_second_run_keeps_what_the_folder_has_finished(toy, tmp_path):
@@ -284,18 +308,13 @@ def test_the_time_left_rests_on_what_was_worked_and_not_on_what_was_found(monkey
         name, seconds = "one", {"full": 100.0}
 
     told, now = [], iter([0.0, 1.0, 21.0, 141.0])
-    monkeypatch.setattr(_pace.time, "monotonic", lambda: next(now))
-    pace = _pace.Pace([(One, 0), (One, 1)], "full", told.append)
-    pace.at(0, 0.5, 0.5)  # half of it was in the folder
-    pace.at(0, 0.6)  # a tenth, expected to take 10 seconds, took 21
-    pace.at(2)
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: next(now))
+    tracker = _progress.Tracker([(One, 0), (One, 1)], "full", told.append)
+    tracker.at(0, 0.5, 0.5)  # half of it was in the folder
+    tracker.at(0, 0.6)  # a tenth, expected to take 10 seconds, took 21
+    tracker.at(2)
     assert [p.done for p in told] == [0.5, 0.6, 2] and [p.seed for p in told] == [0, 0, -1]
     assert [p.left for p in told] == pytest.approx([150.0, 2.1 * 140, 0.0])
-
-
-def test_the_bar_follows(toy, tmp_path, capsys):
-    with lab.progress_bar() as progress:
-        toy.run(tmp_path / "out", progress=progress)
 
 
 # ---------------------------------------------------------------- what cannot be
@@ -351,7 +370,7 @@ print(json.dumps([done.not_run, [(r["experiment"], r["verdict"], r["why"]) for r
     assert results[0][:2] == ["five_steps", "holds"]
     assert results[1:] == [["gradients", "not run", torch], ["initialisation", "not run", demo]]
     page = (tmp_path / "index.html").read_text()
-    assert page.count("levelhead[torch]") == 1 and "2 not run" in page
+    assert page.count("levelhead[torch]") == 1 and "2 were not run" in page
 
 
 # ---------------------------------------------------------------- figures
@@ -399,19 +418,29 @@ def test_no_measured_number_is_typed_into_the_texts():
         assert len(fields) >= 4, one.name
 
 
-def test_the_readme_tells_the_verdicts_of_the_published_run():
+def test_the_published_words_are_those_of_the_published_results():
+    """results.md and the README's table are what docs/lab/publish.py writes."""
     root = Path(__file__).parents[1]
+    path = root / "docs/lab/publish.py"
+    spec = importlib.util.spec_from_file_location("publish", path)
+    publish = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(publish)
     results = json.loads((root / "docs/lab/results.json").read_text(encoding="utf-8"))
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    pages = readme, (root / "docs/lab/results.md").read_text(encoding="utf-8")
     assert [one["claim"] for one in results] == list(range(1, 16))
     assert {one["size"] for one in results} == {"full"}
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    page = (root / "docs/lab/results.md").read_text(encoding="utf-8")
+    assert page == publish.results_page(results, publish.published_pictures())
+    assert readme == publish.with_table(readme, results)
     for one in results:
-        assert f"| {one['claim']} | {one['title']} | {one['verdict']} |" in pages[0]
-        assert f"**{one['title']}: {one['verdict']}.**" in pages[1]
+        assert (
+            f"| {one['claim']} | {one['title']} | {lab.verdict_words(one['verdict'])} |" in readme
+        )
+        assert one["title"] == lab.experiments()[one["experiment"]].title
+        assert one["claim_text"] == lab.experiments()[one["experiment"]].said
     shown = [
         root / folder / picture
-        for folder, page in zip(("", "docs/lab"), pages, strict=True)
-        for picture in re.findall(r"\((\S+\.png)\)", page)
+        for folder, text in (("", readme), ("docs/lab", page))
+        for picture in re.findall(r"\((\S+\.png)\)", text)
     ]
     assert len(shown) > 40 and all(picture.is_file() for picture in shown)

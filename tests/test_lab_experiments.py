@@ -28,6 +28,10 @@ EXPECTED = {
 NAMES = list(EXPECTED)
 
 
+def test_every_experiment_is_tested():
+    assert {*EXPECTED, "training", "growth"} == set(lab.experiments())
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     """All of them, twice, each into a folder of its own."""

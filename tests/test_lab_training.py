@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from levelhead import lab
-from levelhead.lab import _text
-from levelhead.lab._experiment import fingerprint
+from levelhead.lab import _corpus
+from levelhead.lab._checkpoints import checkpoints
+from levelhead.lab._corpus import GUESSING, LENGTH, WORDS, stories
 from levelhead.lab._figures import plain
-from levelhead.lab._language import KNOWS_NOTHING, Budget, train
-from levelhead.lab._text import GUESSING, LENGTH, WORDS, stories
+from levelhead.lab._train import KNOWS_NOTHING, Budget, train
 from levelhead.lab._transformer import Attention, LanguageModel, Shape
 
 NAMES = ("training", "growth")
@@ -30,7 +30,7 @@ def sentences(words):
 def test_answers_are_words_of_the_sentence_and_of_the_kind_asked_for():
     words, answers = stories(200, seed=0)
     assert words.shape == answers.shape == (200, LENGTH)
-    kinds = {"who": _text.NAMES, "what": _text.THINGS, "where": _text.PLACES}
+    kinds = {"who": _corpus.NAMES, "what": _corpus.THINGS, "where": _corpus.PLACES}
     places = set()
     for text in sentences(words):
         sentence, *asked = text.removesuffix(" .").split(" . ")
@@ -292,18 +292,6 @@ def test_a_scale_is_judged_at_its_best_rate(figures):
     assert one.verdict([run])[0] == "holds partly"
 
 
-def test_figures_of_another_model_are_not_taken_for_these(monkeypatch):
-    before = [fingerprint(lab.experiments()[name]) for name in (*NAMES, "variance")]
-    original = lab._experiment._source
-    monkeypatch.setattr(
-        lab._experiment,
-        "_source",
-        lambda name: original(name) + "\nMORE = 1\n" * name.endswith("_transformer"),
-    )
-    after = [fingerprint(lab.experiments()[name]) for name in (*NAMES, "variance")]
-    assert [old == new for old, new in zip(before, after, strict=True)] == [False, False, True]
-
-
 @pytest.mark.parametrize(
     ("name", "size", "count"),
     [
@@ -359,3 +347,15 @@ def test_an_interrupted_seed_goes_on_with_the_models_it_has(monkeypatch, tmp_pat
     assert [p.done for p in told][-2:] == [1, 1] and len(told) == 1 + 6 + 1
     monkeypatch.delitem(one.pieces, "tiny")
     assert go(tmp_path / "other") == resumed and len(calls) == 8 + 6
+
+
+def test_models_of_another_version_are_trained_again(monkeypatch, tmp_path):
+    one, was_there = lab.experiments()["growth"], []
+    monkeypatch.setattr(one.module, "train", lambda *_, **__: small)
+    small = train(SHORT, 0, rate=1e-3, d_k=4, width=8)
+    for version in (1, 1, 2):
+        now = dataclasses.replace(one, version=version)
+        with checkpoints(now, tmp_path / "models", was_there.append):
+            kept = one.module.train(SHORT, 0, rate=1e-3)
+        assert kept.unseen == small.unseen and (kept.loss == small.loss).all()
+    assert was_there == [False, True, False]

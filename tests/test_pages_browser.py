@@ -1,11 +1,10 @@
 """The pages in a real browser: what is drawn, what hovering and clicking do, in every dress."""
 
-import os
-import shutil
 import time
 
 import numpy as np
 import pytest
+from browser_support import DRESSES
 from checkup_support import make_call, make_result
 
 import levelhead as lh
@@ -15,16 +14,6 @@ from levelhead._records import Alert, StepRecord
 from levelhead.report import checkup_page, page, run_page
 from levelhead.store import Store, read_run
 
-SWITCHES = [
-    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--no-first-run", "--disable-quic"),
-]
-DRESSES = {
-    "laptop light": (1280, 800, "light"),
-    "laptop dark": (1280, 800, "dark"),
-    "phone light": (390, 844, "light"),
-    "phone dark": (390, 844, "dark"),
-}
 NASTY = "<script>alert(1)</script>"
 TOKENS = [
     NASTY,
@@ -41,31 +30,6 @@ TOKENS = [
     ".",
 ]
 OTHER = [f"word{place}" for place in range(12)]
-
-
-def chromium():
-    """Where the browser is; without one these tests fail, unless that is said to be wanted."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = os.environ.get("LEVELHEAD_CHROMIUM") or next(filter(None, map(shutil.which, names)), "")
-    if found:
-        return found
-    if os.environ.get("LEVELHEAD_NO_BROWSER") == "1":
-        pytest.skip("LEVELHEAD_NO_BROWSER=1")
-    pytest.fail(
-        "no Chromium: install one (apt-get install chromium), name it in LEVELHEAD_CHROMIUM, "
-        "or leave these tests out with LEVELHEAD_NO_BROWSER=1"
-    )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = chromium()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=SWITCHES)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,7 @@
-"""Results in words, as JSON, as text and as files."""
+"""Results in words, as JSON and as text."""
 
 import json
 import os
-import stat
-import time
 
 import pytest
 from checkup_support import make_call, make_result
@@ -14,16 +12,11 @@ from levelhead._health.describe import headline
 from levelhead._health.judge import severity
 from levelhead._health.verdicts import VERDICTS
 from levelhead.report import (
-    OutputError,
-    _progress,
-    check_output,
     checkup_json,
     checkup_page,
     checkup_text,
     failing,
     page,
-    progress,
-    write_whole,
 )
 from levelhead.report._checkup_page import page_data
 from levelhead.report._names import short_names
@@ -216,46 +209,3 @@ def test_the_pages_words():
     assert "would need attention" in none["words"]
     largest = [scale["numbers"]["largest_score"] for scale in (none, used)]
     assert largest[0] == pytest.approx(4 * largest[1])  # d_k is 16
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_places_that_cannot_be_written_are_told(tmp_path):
-    with pytest.raises(OutputError, match="it is a folder; name a file in it"):
-        check_output(tmp_path)
-    with pytest.raises(OutputError, match=r"there is no folder .*nowhere; create it first"):
-        check_output(tmp_path / "nowhere" / "page.html")
-    check_output(tmp_path / "page.html")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_whole_or_as_before(tmp_path, monkeypatch):
-    path = tmp_path / "page.html"
-    path.write_text("before")
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
-    with pytest.raises(OutputError, match=r"cannot write .*: No space"):
-        write_whole(path, "after")
-    assert path.read_text() == "before"
-    monkeypatch.undo()
-    write_whole(path, "after, with é")
-    assert path.read_text(encoding="utf-8") == "after, with é"
-    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
-    umask = os.umask(0)
-    os.umask(umask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
-
-
-# ---------------------------------------------------------------- progress
-
-
-def test_a_log_is_told_what_takes_long(monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "PATIENCE", 0.05)
-    with progress() as tell:
-        tell("never seen")
-        tell("slow work")
-        time.sleep(0.3)
-    assert capsys.readouterr().err == "slow work …\n"
-    with progress() as tell:
-        tell("quick work")
-    assert capsys.readouterr().err == ""

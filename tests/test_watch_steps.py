@@ -19,7 +19,6 @@ from watch_support import (
     assert_same_step,
     lively,
     modes,
-    nothing_is_left_behind,  # noqa: F401 - a fixture
     oracle,
     randn,
     train_step,

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -231,10 +230,3 @@ def watching(model, **options):
 
 def modes():
     return torch._C._len_torch_function_stack()
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    yield
-    assert modes() == 0
-    assert torch._dynamo.eval_frame._stance.stance == "default"

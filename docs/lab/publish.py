@@ -1,27 +1,33 @@
 """Put a run of the lab here: results.json, its pictures as images, and results.md to read them by.
 
     levelhead lab --out lab && python docs/lab/publish.py lab
+    python docs/lab/publish.py      # only the words: results.md and the README's table
 
-Needs playwright and a Chromium (LEVELHEAD_CHROMIUM names another one).
+The first needs playwright and a Chromium (LEVELHEAD_CHROMIUM names another one).
 """
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from levelhead.lab import verdict_words
 
 HERE = Path(__file__).parent
+README = HERE.parents[1] / "README.md"
 FIGURES = HERE / "figures"
+Pictures = dict[str, list[tuple[str, str]]]
 
 
-def save_pictures(page: Path) -> dict[str, list[tuple[str, str]]]:
+def save_pictures(page: Path) -> Pictures:
     """Every picture of the page as a PNG file; gives (file, title) of each, by experiment."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415
+
     shutil.rmtree(FIGURES, ignore_errors=True)
     FIGURES.mkdir()
-    saved: dict[str, list[tuple[str, str]]] = {}
+    saved: Pictures = {}
     chromium = os.environ.get("LEVELHEAD_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -47,26 +53,36 @@ def save_pictures(page: Path) -> dict[str, list[tuple[str, str]]]:
     return saved
 
 
-def page_of(results: list[dict], pictures: dict[str, list[tuple[str, str]]]) -> str:
+def published_pictures() -> Pictures:
+    """The pictures that are here already, with the titles that results.md gives them."""
+    page = (HERE / "results.md").read_text(encoding="utf-8")
+    saved: Pictures = {}
+    for title, file in re.findall(r"^!\[(.*)\]\(figures/(.*)\)$", page, re.MULTILINE):
+        saved.setdefault(file.rpartition("-")[0], []).append((file, title))
+    return saved
+
+
+def results_page(results: list[dict], pictures: Pictures) -> str:
     """The results as Markdown."""
     size = results[0]["size"]
     command = "levelhead lab" + ("" if size == "full" else f" --{size}")
     lines = [
-        "# What holds of what is said about √d_k",
+        "# Which claims about √d_k hold",
         "",
         f"A run of `{command}`, put here by [publish.py](publish.py).",
-        "[results.json](results.json) has every figure with its spread over seeds. The page that",
-        "a run makes has the tables too, and pictures to hover over and to zoom into.",
+        "[results.json](results.json) has every figure with its spread over the seeds. The page",
+        "that a run makes also has the tables, and pictures to hover over and to zoom into.",
         "",
         "| | claim | verdict |",
         "|---|---|---|",
     ]
     for r in results:
-        claim = r["claim"]
-        lines.append(f"| {claim} | [{r['title']}](#claim-{claim}) | {r['verdict']} |")
+        claim, verdict = r["claim"], verdict_words(r["verdict"])
+        lines.append(f"| {claim} | [{r['title']}](#claim-{claim}) | {verdict} |")
     for r in results:
         why = r["why"][:1].upper() + r["why"][1:]
-        lines += ["", f"## Claim {r['claim']}", "", f"**{r['title']}: {r['verdict']}.** {why}"]
+        verdict = verdict_words(r["verdict"])
+        lines += ["", f"## Claim {r['claim']}", "", f"**{r['title']}: {verdict}.** {why}"]
         lines += ["", r["text"], ""]
         lines += [
             f"![{title}](figures/{file})" for file, title in pictures.get(r["experiment"], [])
@@ -75,13 +91,26 @@ def page_of(results: list[dict], pictures: dict[str, list[tuple[str, str]]]) -> 
     return "\n".join(lines) + "\n"
 
 
-def main(run: str) -> None:
-    """Publish the run in this folder."""
-    folder = Path(run)
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    shutil.copy(folder / "results.json", HERE / "results.json")
-    page = page_of(results, save_pictures(folder / "index.html"))
-    (HERE / "results.md").write_text(page, encoding="utf-8")
+def with_table(readme: str, results: list[dict]) -> str:
+    """The README with these results in the table of its lab section."""
+    rows = "".join(
+        f"| {r['claim']} | {r['title']} | {verdict_words(r['verdict'])} |\n" for r in results
+    )
+    pattern = r"(<!-- lab:start -->(?s:.*?)\|---\|---\|---\|\n)(?:\|.*\n)*"
+    return re.sub(pattern, lambda found: found[1] + rows, readme, count=1)
+
+
+def main(run: str | None = None) -> None:
+    """Publish the run in this folder; without one, write the words of the published one again."""
+    if run is not None:
+        pictures = save_pictures(Path(run) / "index.html")
+        shutil.copy(Path(run) / "results.json", HERE / "results.json")
+    else:
+        pictures = published_pictures()
+    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+    (HERE / "results.md").write_text(results_page(results, pictures), encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    README.write_text(with_table(readme, results), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,21 +17,19 @@ import typer
 from rich.console import Console
 
 from . import __version__
+from ._files import OutputError, check_output, write_whole
 from ._health.verdicts import failable
 from ._hints import did_you_mean
+from ._progress import progress
 from .checkup import TargetError, examine, load
-from .lab import LabError, progress_bar
+from .lab import LabError, progress_bar, verdict_words
 from .lab import run as run_lab
 from .report import (
-    OutputError,
-    check_output,
     checkup_json,
     checkup_page,
     checkup_text,
     failing,
-    progress,
     write_run_page,
-    write_whole,
 )
 from .store import StoreError, read_run
 
@@ -69,7 +67,7 @@ def checkup(
         ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts to read, one a line.")
+        Path | None, typer.Option(metavar="FILE", help="Texts to read, one per line.")
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
@@ -90,9 +88,7 @@ def checkup(
             result = examine(
                 subject,
                 pictures=html is not None,
-                on_input=lambda done, total: tell(
-                    f"Reading input {min(done + 1, total)} of {total}"
-                ),
+                on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
             tell("Writing")
             if json is not None:
@@ -138,18 +134,19 @@ def lab(
         list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="For the page and all numbers.")] = Path(
-        "lab"
-    ),
-    again: Annotated[bool, typer.Option("--again", help="Measure what is finished anew.")] = False,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Where the page and the numbers go.")
+    ] = Path("lab"),
+    again: Annotated[bool, typer.Option("--again", help="Measure everything again.")] = False,
     debug: Debug = False,
 ) -> None:
-    """What people say about the √d_k, measured: which claims hold, and where."""
+    """What people say about √d_k, measured: which claims hold, and where."""
     with plain_errors(debug):
         with progress_bar() as tell:
             done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)
         for result in done.results:
-            print(f"{result['claim']:>2}  {result['experiment']:<16} {result['verdict']}")
+            verdict = verdict_words(result["verdict"])
+            print(f"{result['claim']:>2}  {result['experiment']:<16} {verdict}")
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")

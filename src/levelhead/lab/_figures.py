@@ -1,6 +1,6 @@
-"""Figures: what an experiment measures, one dict a seed, and how several seeds become one number.
+"""Figures: what an experiment measures, one dict per seed, and how several seeds become one number.
 
-A dict of figures holds plain numbers, and tables: a table is a dict of columns, all of one length.
+A dict of figures holds plain numbers and tables. A table is a dict of columns, all of one length.
 The name "timings" is reserved for what the clock says, which no seed can repeat.
 """
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from .._health import numbers
 
+Array = NDArray[Any]
 Figures = dict[str, Any]
 TIMINGS = "timings"
 
@@ -23,7 +24,7 @@ _DIGITS = 6  # of a stored figure; the last bits of a float are no result
 
 
 class Spread(float):
-    """The mean over seeds, which knows its standard deviation and its range.
+    """The mean over seeds, with its standard deviation and its range.
 
     >>> x = Spread([62.0, 64.0, 66.0])
     >>> f"{x:.1f} or {x:.1f±}"
@@ -35,7 +36,7 @@ class Spread(float):
     high: float
 
     def __new__(cls, values: Iterable[float]) -> Spread:
-        """Take one value a seed."""
+        """Take one value per seed."""
         array = np.asarray(list(values), np.float64)
         self = super().__new__(cls, array.mean())
         self.std = float(array.std(ddof=1)) if array.size > 1 else 0.0
@@ -45,7 +46,7 @@ class Spread(float):
     def __format__(self, spec: str) -> str:
         plain = spec.removesuffix("±")
         mean, std = format(float(self), plain), format(self.std, plain)
-        # A spread that rounds to nothing says nothing.
+        # A spread that rounds to 0 says nothing.
         return mean if plain == spec or not re.search("[1-9]", std) else f"{mean} ± {std}"
 
 
@@ -62,6 +63,12 @@ def powers(text: str) -> str:
     )
 
 
+def table(rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Rows as columns."""
+    listed = list(rows)
+    return {name: [row[name] for row in listed] for name in listed[0]}
+
+
 def stack(runs: Sequence[Figures]) -> dict[str, Any]:
     """The same figures with every number or column an array whose first axis is the seed.
 
@@ -75,7 +82,7 @@ def stack(runs: Sequence[Figures]) -> dict[str, Any]:
     return stacked
 
 
-def at(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> Spread:
+def at(table: Mapping[str, Array], column: str, **where: Any) -> Spread:
     """One cell of a stacked table over the seeds, found by the values of other columns.
 
     >>> figures = stack([{"t": {"d": [1, 2], "x": [10.0, 20.0]}}])
@@ -87,13 +94,13 @@ def at(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> Spread:
     return Spread(table[column][:, row])
 
 
-def typical(table: Mapping[str, NDArray[Any]], column: str, **where: Any) -> float:
-    """As `at`, but the geometric mean: for figures that span many powers of ten."""
+def typical(table: Mapping[str, Array], column: str, **where: Any) -> float:
+    """As `at`, but the geometric mean, for figures that span many powers of ten."""
     rows = np.logical_and.reduce([table[name][0] == value for name, value in where.items()])
     return float(np.exp(np.log(table[column][:, rows]).mean()))
 
 
-def _array(values: list[Any]) -> NDArray[Any]:
+def _array(values: list[Any]) -> Array:
     array = np.array(values)
     # None stands for NaN and infinity, which JSON does not have.
     return array if array.dtype.kind in "US" else np.array(values, np.float64)
@@ -110,7 +117,7 @@ def summary(runs: Sequence[Figures]) -> Figures:
     >>> summary([{"d": 8, "x": 1.0}, {"d": 8, "x": 3.0}])
     {'d': 8, 'x': {'mean': 2.0, 'std': 1.41421, 'min': 1.0, 'max': 3.0}}
 
-    What is the same for every seed, such as a condition, stays as it is.
+    What is the same for every seed, such as a setting, stays as it is.
     """
     found: Figures = {}
     for name, value in runs[0].items():
@@ -124,7 +131,7 @@ def summary(runs: Sequence[Figures]) -> Figures:
     return found
 
 
-def _statistics(array: NDArray[Any]) -> dict[str, NDArray[Any]]:
+def _statistics(array: Array) -> dict[str, Array]:
     std = array.std(axis=0, ddof=1) if len(array) > 1 else np.zeros(array.shape[1:])
     return {
         "mean": array.mean(axis=0),

@@ -1,7 +1,7 @@
-"""Plotly figures as plain data: the pieces that the experiments' pictures are made of.
+"""Plotly figures as plain data: the parts that the experiments' charts are made of.
 
-Nothing here imports Plotly. Colours say which scale: the same one everywhere. Fonts, grid and
-background are the page's, so that they can follow light and dark.
+Nothing here imports Plotly. Each scale has the same colour everywhere. Fonts, grid and background
+are the page's, so that they can follow light and dark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._health.numbers import plain
 Spec = dict[str, Any]
 Values = Sequence[Any] | NDArray[Any]
 
-# Told apart by most eyes, on white and on black.
+# Most people can tell them apart, on white and on black.
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = (
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a78bfa", "#94a3b8"),
 )
@@ -37,7 +37,7 @@ def band(
 ) -> list[Spec]:
     """A line through the means, with the range over the seeds (axis 0 of runs) as a band.
 
-    geometric: the mean of the logarithms, for what spans many powers of ten
+    geometric: use the geometric mean, for values that span many powers of ten
     """
     x = _list(x)
     low, high = runs.min(axis=0), runs.max(axis=0)
@@ -62,7 +62,7 @@ def line(name: str, x: Values, y: NDArray[Any], colour: str, **options: Any) -> 
 
 
 def guide(name: str, x: Values, y: Any, **options: Any) -> Spec:
-    """A dotted line for what the claim or the theory says."""
+    """A dotted line for what the claim or the theory predicts."""
     style = {"color": GREY, "width": 1.5, "dash": "dot"}
     y = np.broadcast_to(np.asarray(y, np.float64), (len(x),))
     base = {"type": "scatter", "mode": "lines", "name": name, "x": _list(x), "y": _list(y)}
@@ -70,7 +70,7 @@ def guide(name: str, x: Values, y: Any, **options: Any) -> Spec:
 
 
 def axis(title: str, *, log: bool = False, ticks: Values = (), **options: Any) -> Spec:
-    """An axis with its title; with ticks, labels stand at these values and nowhere else."""
+    """An axis with its title; with ticks, labels are at these values only."""
     spec: Spec = {"title": {"text": title}}
     if log:
         spec |= {"type": "log", "exponentformat": "power"}
@@ -80,7 +80,7 @@ def axis(title: str, *, log: bool = False, ticks: Values = (), **options: Any) -
 
 
 def picture(title: str, data: Sequence[Spec], x: Spec, y: Spec, **layout: Any) -> Spec:
-    """One chart of an experiment; the page puts several side by side or one below the other."""
+    """One chart of an experiment; the page arranges several of them."""
     return {
         "data": list(data),
         "layout": {"title": {"text": title}, "xaxis": x, "yaxis": y, **layout},
@@ -88,7 +88,7 @@ def picture(title: str, data: Sequence[Spec], x: Spec, y: Spec, **layout: Any) -
 
 
 def faded(colour: str, alpha: float = 0.18) -> str:
-    """The colour, see-through."""
+    """The colour, transparent."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{alpha})"
 

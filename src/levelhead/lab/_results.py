@@ -1,8 +1,8 @@
-"""From figures to what is kept: results.json, timings.json and the tables as CSV.
+"""From figures to files: results.json, timings.json and the tables as CSV.
 
-results.json holds nothing that the clock decides, so the same seeds give the same bytes. What the
-clock said (figures named "timings") goes into timings.json. A verdict may rest on it only by a
-comparison that it passes by far, and no sentence in results.json quotes it.
+results.json holds nothing that depends on the clock, so the same seeds give the same bytes. What
+the clock said (figures named "timings") goes into timings.json. A verdict may depend on it only by
+a comparison with a large margin, and no sentence in results.json quotes it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._experiment import VERDICTS, Experiment
+from .._files import write_whole
+from ._experiment import NOT_RUN, VERDICTS, Experiment
 from ._figures import TIMINGS, Figures, powers, summary
-
-NOT_RUN = "not run"
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Outcome:
     missing: str | None = None
 
     def texts(self) -> dict[str, str]:
-        """The paragraph in its parts, numbers filled in."""
+        """The text in its parts, with the numbers filled in."""
         one, numbers = self.experiment, self.experiment.numbers(self.runs)
         parts = {"said": one.said, "done": one.done, "found": one.found, "limits": one.limits}
         return {part: powers(text.format(**numbers)) for part, text in parts.items()}
@@ -87,14 +85,15 @@ def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
             for one in timed
         ],
     )
+    (out / "data").mkdir(exist_ok=True)
     for outcome in outcomes:
         for table, text in _tables(outcome).items():
-            write_text(out / "data" / f"{outcome.experiment.name}-{table}.csv", text)
+            write_whole(out / "data" / f"{outcome.experiment.name}-{table}.csv", text)
     return results
 
 
 def _tables(outcome: Outcome) -> dict[str, str]:
-    """Each table as CSV with the seed in front; the single numbers make one of their own."""
+    """Each table as CSV, with the seed as the first column; single numbers make a table, too."""
     tables: dict[str, list[dict[str, Any]]] = {}
     for seed, run in zip(outcome.seeds, outcome.runs, strict=True):
         for name, value in _flat(run):
@@ -126,16 +125,5 @@ def _csv(rows: list[dict[str, Any]]) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write it readably, and refuse what JSON has no word for."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write the file whole or not at all: whoever is interrupted leaves no half of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Write it readably, and refuse NaN and infinity, which JSON does not have."""
+    write_whole(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""The runner: every experiment, every seed, one file each, so that it can stop at any time."""
+"""The runner: one file per experiment and seed, so that it can stop at any time."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._experiment import SIZES, Experiment, LabError, experiments, find, fingerprint
+from .._files import write_whole
+from ._checkpoints import checkpoints
+from ._experiment import SIZES, Experiment, LabError, experiments, find
 from ._figures import Figures, plain
-from ._needs import missing
-from ._pace import Pace, Progress
-from ._pieces import kept_pieces
-from ._results import Outcome, write_json, write_results, write_text
+from ._progress import Progress, Tracker
+from ._results import Outcome, write_json, write_results
 
 
 @dataclass(frozen=True)
 class LabRun:
     """What a run gave.
 
-    results: what results.json holds, one dict an experiment, those that could not run included
+    results: what results.json holds, one dict per experiment, those that could not run included
     not_run: experiment → why it could not run and what to install
     page:    the page to open
     """
@@ -54,16 +54,17 @@ def run(
     2
 
     names:    experiments or claim numbers; None is all of them
-    out:      the folder; made if it is not there. What is finished in it is not measured again
+    out:      the folder; it is made if there is none. What it has is not measured again
     quick:    the short version, minutes instead of most of an hour
     size:     "tiny", "quick" or "full", instead of quick
     seed:     the first seed
     seeds:    how many; None leaves it to each experiment
-    again:    measure again what is finished
+    again:    measure everything again
     progress: called before each measurement, within long ones, and at the end
 
-    An interrupted run goes on where it stopped. Experiments that need what is not installed are
-    in the results as "not run". Others that out has finished in this size are in them too.
+    An interrupted run goes on where it stopped. Experiments that need something that is not
+    installed are in the results as "not run". What the folder has from earlier runs of this size
+    is in the results, too.
     """
     chosen = find(names)
     size = size or ("quick" if quick else "full")
@@ -73,30 +74,30 @@ def run(
         raise LabError(f"seeds: expected at least 1, got {seeds}")
     folder = _writable(out)
 
-    bench = _Bench(folder, size, seed, seeds)
-    not_run = {one.name: why for one in chosen if (why := missing(one)) is not None}
-    bench.measure([one for one in chosen if one.name not in not_run], again, progress)
+    measurements = _Measurements(folder, size, seed, seeds)
+    not_run = {one.name: why for one in chosen if (why := one.missing()) is not None}
+    measurements.measure([one for one in chosen if one.name not in not_run], again, progress)
 
     outcomes = []
     for one in experiments().values():
         if one.name in not_run:
             outcomes.append(Outcome(one, size, missing=not_run[one.name]))
-        elif (runs := bench.finished(one)) is not None:
-            outcomes.append(Outcome(one, size, bench.seeds(one), runs))
+        elif (runs := measurements.finished(one)) is not None:
+            outcomes.append(Outcome(one, size, measurements.seeds(one), runs))
     results = write_results(folder, outcomes)
     return LabRun(results, not_run, folder, _write_page(folder, outcomes))
 
 
 def _write_page(folder: Path, outcomes: Sequence[Outcome]) -> Path:
-    from ._page import lab_page  # noqa: PLC0415 - imports Plotly
+    from ._page import lab_page  # noqa: PLC0415 - imports Jinja and Plotly
 
     page = folder / "index.html"
-    write_text(page, lab_page(outcomes))
+    write_whole(page, lab_page(outcomes))
     return page
 
 
 def _writable(out: str | Path) -> Path:
-    """The folder, made and tried, before an hour's work is done for it."""
+    """The folder, made and tested before an hour's work is done for it."""
     folder = Path(out)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,12 +112,11 @@ def _writable(out: str | Path) -> Path:
     return folder
 
 
-class _Bench:
+class _Measurements:
     """The measurements of one size in one folder."""
 
     def __init__(self, folder: Path, size: str, seed: int, seeds: int | None) -> None:
         self.folder, self.size, self._seed, self._count = folder / "runs" / size, size, seed, seeds
-        self._code = {one.name: fingerprint(one) for one in experiments().values()}
 
     def seeds(self, one: Experiment) -> list[int]:
         count = self._count or one.seeds[self.size]
@@ -140,42 +140,46 @@ class _Bench:
             for seed in self.seeds(one)
             if again or self._load(one, seed) is None
         ]
-        pace = Pace(todo, self.size, progress)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        tracker = Tracker(todo, self.size, progress)
         for done, (one, seed) in enumerate(todo):
-            pace.at(done)
+            tracker.at(done)
             if again:
-                self._drop_pieces(one, seed)
-            figures = plain(self._measured(one, seed, lambda *part, at=done: pace.at(at, *part)))
-            write_json(self._path(one, seed), {"code": self._code[one.name], "figures": figures})
-            self._drop_pieces(one, seed)
-        pace.at(len(todo))
+                self._drop_models(one, seed)
+            figures = plain(self._measured(one, seed, lambda *part, at=done: tracker.at(at, *part)))
+            write_json(self._path(one, seed), {"version": one.version, "figures": figures})
+            self._drop_models(one, seed)
+        tracker.at(len(todo))
 
     def _measured(
-        self, one: Experiment, seed: int, tell: Callable[[float, float], None]
+        self, one: Experiment, seed: int, report: Callable[[float, float], None]
     ) -> Figures:
-        """Figures; a long measurement keeps its pieces meanwhile, and tells of each."""
+        """Figures; a long measurement keeps and reports each model that it has trained."""
         count, finished = one.pieces.get(self.size, 0), list[bool]()
         if not count:
             return one.measure(self.size, seed)
 
-        def note(had: bool) -> None:
-            finished.append(had)
-            tell(len(finished) / count, had / count)
+        def note(was_there: bool) -> None:
+            finished.append(was_there)
+            report(len(finished) / count, was_there / count)
 
-        with kept_pieces(one, self._path(one, seed).with_suffix(""), self._code[one.name], note):
+        with checkpoints(one, self._models(one, seed), note):
             return one.measure(self.size, seed)
 
-    def _drop_pieces(self, one: Experiment, seed: int) -> None:
-        shutil.rmtree(self._path(one, seed).with_suffix(""), ignore_errors=True)
+    def _models(self, one: Experiment, seed: int) -> Path:
+        return self._path(one, seed).with_suffix("")
+
+    def _drop_models(self, one: Experiment, seed: int) -> None:
+        shutil.rmtree(self._models(one, seed), ignore_errors=True)
 
     def _path(self, one: Experiment, seed: int) -> Path:
         return self.folder / f"{one.name}-{seed}.json"
 
     def _load(self, one: Experiment, seed: int) -> Figures | None:
-        """What is kept, unless it is not there, damaged, or measured by other code."""
+        """The figures on disk; None if there are none, or damaged ones, or another version's."""
         try:
             kept = json.loads(self._path(one, seed).read_text(encoding="utf-8"))
             figures: Figures = kept["figures"]
-            return figures if kept["code"] == self._code[one.name] else None
+            return figures if kept["version"] == one.version else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
-from numpy.typing import NDArray
-
-from ._figures import powers, stack
+from ._figures import Array, powers, stack
 from ._plot import NAMES
 from ._results import Outcome
 
@@ -30,12 +27,12 @@ def _words(name: str) -> str:
     return re.sub(r"(?<![^\W_])([dW])_|_", lambda found: f"{found[1]}_" if found[1] else " ", name)
 
 
-def _rows(table: dict[str, NDArray[Any]]) -> list[list[str]]:
+def _rows(table: dict[str, Array]) -> list[list[str]]:
     columns = [[cell(values) for values in array.T] for array in table.values()]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def cell(values: NDArray[Any]) -> str:
+def cell(values: Array) -> str:
     """One number over the seeds.
 
     >>> import numpy as np

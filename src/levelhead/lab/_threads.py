@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread: matrices this small lose more by waiting than they gain."""
+    """PyTorch on one thread: with matrices this small, more threads are slower."""
     import torch  # noqa: PLC0415
 
     threads = torch.get_num_threads()

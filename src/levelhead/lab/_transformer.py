@@ -1,4 +1,4 @@
-"""A small transformer language model, as plain as they come. Needs PyTorch."""
+"""A small, plain transformer language model. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..torch import attention
 class Shape:
     """What the model is made of.
 
-    rule:    of the scale of its scores. d_model, for the rule that asks, is heads·d_k
-    d_k:     width of a head's queries and keys. The model's own width does not follow it, so that
-             models differ in nothing else
-    norm:    where LayerNorm stands: "pre", "post" or "none"
-    weights: of queries and keys at the start: "unit" (their entries then have variance 1, as claim
-             2 supposes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
+    rule:    the scale rule; d_model, for the rule that needs it, is heads·d_k
+    d_k:     width of a head's queries and keys; the model's own width does not depend on it, so
+             that models differ in nothing else
+    norm:    where LayerNorm is: "pre", "post" or "none"
+    weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
+             claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
     softcap: c·tanh(score/c)
     """
@@ -66,7 +66,7 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def clip(self, largest: Tensor, limit: float) -> None:
-        """QK-clip: shrink the queries and keys of heads whose largest score passed the limit."""
+        """QK-clip: shrink the queries and keys of heads whose largest score exceeds the limit."""
         factor = (limit / largest.clamp(min=limit)).sqrt().repeat_interleave(self.shape.d_k)
         for projection in (self.query, self.key):
             projection.weight *= factor[:, None]
@@ -105,7 +105,7 @@ class Block(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Which word comes next: (batch, length) numbers of words → (batch, length, words) logits."""
+    """Predicts the next word: (batch, length) word numbers → (batch, length, words) logits."""
 
     def __init__(self, shape: Shape, words: int, length: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
 """Results as pages, as text for the terminal, and as JSON."""
 
+from .._files import OutputError, check_output, write_whole
+from .._progress import progress
 from ._checkup_page import checkup_json, checkup_page
 from ._failing import failing
-from ._files import OutputError, check_output, write_whole
 from ._page import page
-from ._progress import progress
 from ._run_page import run_page, write_run_page
 from ._terminal import checkup_text
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from .._files import write_whole
 from .._health import Evidence, GradHealth, Health, judge
 from .._health.describe import at_steps, describe, headline, plural
 from .._health.judge import severity
 from .._health.numbers import plain
 from .._health.verdicts import MARKS, SHORT
 from ..store import Run
-from ._files import write_whole
 from ._names import short_names
 from ._page import asset, page
 from ._series import thinned

@@ -1,7 +1,7 @@
-// Draws the pictures one after another, so that the page can be read and scrolled meanwhile.
+// Draws the charts one after another, so that the page can be read and scrolled meanwhile.
 const touch = matchMedia("(pointer: coarse)").matches;
 
-const NEUTRAL = "#e5e7eb"; // the middle of a scale; it follows the theme
+const NEUTRAL = "#e5e7eb"; // the middle of a scale, which follows the theme
 
 function colourscale(scale, colour) {
   if (Array.isArray(scale)) return scale.map(([at, stop]) => [at, stop === NEUTRAL ? colour("line") : stop]);
@@ -9,7 +9,7 @@ function colourscale(scale, colour) {
   return stops.map((stop, i) => [i / (stops.length - 1), colour(stop)]);
 }
 
-// Ticks of a logarithmic axis: 1, 2, 5, 10 where it is short; else powers of ten, so many at most.
+// Ticks of a logarithmic axis: 1, 2, 5, 10 if it is short, else powers of ten, at most so many.
 function logarithmic(axis, values, most) {
   if (!axis || axis.type !== "log" || axis.tickvals) return axis;
   const positive = values.filter((x) => x > 0);
@@ -30,7 +30,7 @@ function figure({ data, layout }, hidden, width, colour) {
   const shown = data.filter((trace) => !hidden.has(family(trace)));
   const traces = shown.map((trace) => ({
     ...trace,
-    ...(trace.type === "heatmap" && { // its cells bear their numbers
+    ...(trace.type === "heatmap" && { // its cells show their numbers
       colorscale: colourscale(trace.colorscale, colour), showscale: false,
     }),
     ...(trace.error_y && { error_y: { color: colour("ink"), thickness: 1.5, width: 4, ...trace.error_y } }),

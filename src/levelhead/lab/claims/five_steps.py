@@ -1,4 +1,4 @@
-"""Claim 1: attention is five steps, each head by itself, and scaling keeps every shape."""
+"""Claim 1: attention is five steps, each head on its own, and scaling keeps every shape."""
 
 from __future__ import annotations
 
@@ -6,36 +6,38 @@ from typing import Any
 
 import numpy as np
 
-from .. import MultiHeadAttention, attention
-from ._experiment import Runs
-from ._figures import Figures, Spread, stack
-from ._measure import Array, normal, table
-from ._plot import Spec, axis, picture
+from ... import MultiHeadAttention, attention
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, stack, table
+from .._inputs import normal
+from .._plot import Spec, axis, picture
 
 CLAIM = 1
+VERSION = 1
 TITLE = "Attention is five steps, and scaling changes no shape"
 SAID = """
 Attention takes five steps: scores QKᵀ, division by √d_k, softmax, weights times V, and their sum.
-For three words of width 512 and one head of 64, Q, K and V are 3×64 and the scores 3×3; scaling
-never changes a shape. With several heads each does this by itself; the results are put side by
-side and projected.
+For three words of width 512 and one head of width 64, Q, K and V are 3×64 and the scores are 3×3;
+scaling never changes a shape. With several heads, each head does this on its own; the results are
+concatenated and projected.
 """
 DONE = """
-The five steps were taken one by one, in float64, for “love Apple phones” with random embeddings
-(3×512) and projections (512×64), and compared with the engine, which takes them all in one pass
-and in float32. The same with 8 heads, put side by side and projected. Then all heads but one got
-other inputs, to see whether the one notices.
+The five steps were computed one by one in float64, for “love Apple phones” with random embeddings
+(3×512) and projections (512×64), and compared with the engine, which does them all in one float32
+pass. The same was done with 8 heads, concatenated and projected. Then all heads but one got other
+inputs, to see whether that one changes.
 """
 FOUND = """
-Shapes: {shapes}. The division kept the order of the scores in {same_order:.0%} of the rows, so a
-word looks most where it did before. Engine and steps differ by {engine:.0e} at most, with eight
-heads by {heads:.0e}. Other inputs to seven heads changed the eighth by {leak:g}.
+Shapes: {shapes}. The division kept the order of the scores in {same_order:.0%} of the rows, so
+each word still attends most to the same word. The engine differs from the five steps by at most
+{engine:.0e}, with eight heads by at most {heads:.0e}. Other inputs to seven heads changed the
+eighth by {leak:g}.
 """
 LIMITS = """
-Steps four and five are one matrix product: written apart they need a 3×3×64 array that no
-implementation makes, and a fused one, like this engine, does not even make the 3×3. The division
-keeps the order of the scores, but not the weights: the largest is {top_raw:.2f±} on average
-without it and {top_scaled:.2f±} with it. To change them is its whole purpose.
+Steps four and five are one matrix product: done separately, they need a 3×3×64 array that no
+implementation creates, and a fused one, like this engine, does not even create the 3×3 array. The
+division keeps the order of the scores but changes the weights: the largest is {top_raw:.2f±} on
+average without it and {top_scaled:.2f±} with it. Changing them is its whole purpose.
 """
 SHOW = ("steps", "checks")
 SECONDS = {"tiny": 0.05, "quick": 0.05, "full": 0.1}
@@ -57,7 +59,7 @@ TOLERANCE = 1e-5
 
 
 def measure(size: str, seed: int) -> Figures:
-    """The steps' shapes and results, against the engine's; the size plays no part."""
+    """The shapes and results of the steps, against the engine's; every size is the same."""
     words = normal(seed, len(WORDS), D_MODEL).astype(np.float64)
     projections = normal(seed + 1000, 3, D_MODEL, D_K).astype(np.float64) / D_MODEL**0.5
     query, key, value = words @ projections
@@ -103,7 +105,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def _heads_difference(layer: MultiHeadAttention, words: Array) -> float:
-    """Each head's five steps, side by side and projected, against the layer in one call."""
+    """Each head's five steps, concatenated and projected, against the layer in one call."""
     outputs = []
     for head in range(HEADS):
         columns = slice(head * D_K, (head + 1) * D_K)
@@ -140,7 +142,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if every shape is as said, the engine agrees, and heads do not see each other."""
+    """Holds if every shape is as claimed, the engine agrees, and heads do not affect each other."""
     found = numbers(runs)
     wrong = {
         step: shape
@@ -149,9 +151,9 @@ def verdict(runs: Runs) -> tuple[str, str]:
         if EXPECTED.get(step) != shape
     }
     checks = {
-        "the shapes are as said": not wrong,
-        f"the engine equals the steps within {found['engine']:.0e}": found["engine"] <= TOLERANCE,
-        f"eight heads side by side do within {found['heads']:.0e}": found["heads"] <= TOLERANCE,
+        "the shapes are as claimed": not wrong,
+        f"the engine matches the steps within {found['engine']:.0e}": found["engine"] <= TOLERANCE,
+        f"eight heads match within {found['heads']:.0e}": found["heads"] <= TOLERANCE,
         f"other heads change a head by {found['leak']:g}": found["leak"] == 0,
         "the division keeps the order of the scores": found["same_order"] == 1,
     }
@@ -166,7 +168,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """The 3×3 matrices of the first seed: shape the same, weights not."""
+    """The 3×3 matrices of the first seed: the same shape, other weights."""
     words = runs[0]["words"]
     titles = {
         "score": "1: scores QKᵀ",
@@ -181,13 +183,13 @@ def plot(runs: Runs) -> list[Spec]:
             **{"type": "heatmap", "x": list(WORDS), "y": list(WORDS), "z": cells.tolist()},
             **{"texttemplate": "%{z:.2f}", "showscale": False, "xgap": 2, "ygap": 2},
             "hovertemplate": "%{y} → %{x}: %{z:.3f}<extra></extra>",
-            # The page puts its own colours for these two names.
+            # The page has its own colours for these two names.
             **(
                 {"colorscale": "both ways", "zmin": -20, "zmax": 20}
                 if "weight" not in column
                 else {"colorscale": "heat", "zmin": 0, "zmax": 1}
             ),
         }
-        sides = axis("looked at"), axis("looking", autorange="reversed")
+        sides = axis("key"), axis("query", autorange="reversed")
         pictures.append(picture(title, [heat], *sides, height=260))
     return pictures

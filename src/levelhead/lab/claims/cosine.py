@@ -6,39 +6,39 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention, cosine_attention
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import Array, normal, queries_and_keys, table
-from ._plot import BLUE, ORANGE, Spec, axis, band, picture
+from ... import attention, cosine_attention
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, at, stack, table
+from .._inputs import normal, queries_and_keys
+from .._plot import BLUE, ORANGE, Spec, axis, band, picture
 
 CLAIM = 11
+VERSION = 1
 TITLE = "Scaling relates to cosine similarity"
 SAID = """
 Dividing by √d_k relates the dot product to cosine similarity: both take the size out of the
 comparison and leave the direction.
 """
 DONE = """
-Scaled dot products met cosine attention with a temperature of 1/√d_k on the same {keys} queries
-and keys, d_k from {smallest} to {largest}. Then all were made longer, up to {growth} times; and
-single keys were made longer or shorter by chance.
+Scaled dot products were compared with cosine attention at a temperature of 1/√d_k, on the same
+{keys} queries and keys, for d_k from {smallest} to {largest}. Then all vectors were made up to
+{growth} times as long, and then each key was made longer or shorter at random.
 """
 FOUND = """
-At initialisation they place {agree_64:.1%±} of the weight alike at d_k = 64 and name the same
-first key in {same_64:.0%±} of the rows; at {largest}, {agree_big:.1%±} and {same_big:.0%±}; at
-{smallest}, {agree_4:.0%±} and {same_4:.0%±}. The reason is that q·k/√d_k = cos·|q||k|/√d_k, and
-the lengths of random vectors are the nearer to √d_k the larger it is. With vectors {growth} times
-as long the top weight of the dot product is {dot_grown:.2f±} (it was {dot_start:.3f}); that of the
-cosine is {cosine_grown:.3f±}.
+At initialisation the two place {agree_64:.1%±} of the weight on the same keys at d_k = 64 and
+agree on the top key in {same_64:.0%±} of the rows; at {largest} it is {agree_big:.1%±} and
+{same_big:.0%±}, at {smallest} it is {agree_4:.0%±} and {same_4:.0%±}. The reason is that q·k/√d_k
+= cos·|q||k|/√d_k, and the larger d_k is, the closer the length of a random vector is to √d_k. With
+vectors {growth} times as long, the top weight of the dot product is {dot_grown:.2f±} (it was
+{dot_start:.3f}); that of the cosine is {cosine_grown:.3f±}.
 """
 LIMITS = """
-The kinship ends with the lengths. √d_k is one number for all: it takes out the expected length at
-initialisation and no other. With keys whose lengths vary by chance (by a factor of e^±0.5) the
-agreement is {agree_uneven:.0%}, and the same first key comes in {same_uneven:.0%} of the rows.
-What the cosine gains it also gives up: a key cannot be loud for everyone, and nothing can be
-sharper than the temperature allows, so models that use it learn the temperature (claim 15 trains
-QK-norm).
+The similarity ends where the lengths differ. √d_k is one number for all vectors: it takes out the
+expected length at initialisation and no other. With keys of random length (a factor of e^±0.5) the
+agreement is {agree_uneven:.0%}, and the top key is the same in {same_uneven:.0%} of the rows. The
+cosine also gives something up: no key can be loud for every query, and no row can be sharper than
+the temperature allows, so models that use it learn the temperature (claim 15 trains QK-norm).
 """
 SHOW = ("at_start", "grown")
 SECONDS = {"tiny": 0.05, "quick": 0.15, "full": 0.8}
@@ -50,7 +50,7 @@ NEAR, FAR = 0.9, 0.5
 
 
 def measure(size: str, seed: int) -> Figures:
-    """How much weight the two place alike: at the start, with grown vectors, with uneven keys."""
+    """How much weight the two place alike: at the start, with longer vectors, with uneven keys."""
     heads, length = SIZES[size]
     start, grown = [], []
     for d_k in D_K:
@@ -105,18 +105,18 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if both agree whatever the lengths; partly if only at initialisation."""
+    """Holds if both agree whatever the lengths; partly true if only at initialisation."""
     found = numbers(runs)
     near, grown = found["agree_64"], found["agree_grown"]
     why = (
-        f"at initialisation the two place {near:.0%} of the weight alike (d_k = 64; "
+        f"at initialisation the two place {near:.0%} of the weight on the same keys (d_k = 64; "
         f"{found['agree_big']:.0%} at {found['largest']}); with vectors {found['growth']} times as "
-        f"long {grown:.0%}, with keys of uneven length {found['agree_uneven']:.0%}"
+        f"long, {grown:.0%}; with keys of random length, {found['agree_uneven']:.0%}"
     )
     if near < NEAR:
         return "does not hold", f"{why}."
     if grown < FAR:
-        return "holds partly", f"{why}. √d_k stands for the length at initialisation only."
+        return "holds partly", f"{why}. √d_k stands only for the length at initialisation."
     return "holds", f"{why}."
 
 

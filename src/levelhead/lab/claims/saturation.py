@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import health, queries_and_keys, table
-from ._plot import COLOURS, NAMES, PALETTE, Spec, axis, band, line, picture
+from ... import attention
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Figures, at, stack, table
+from .._inputs import health, queries_and_keys
+from .._plot import COLOURS, NAMES, PALETTE, Spec, axis, band, line, picture
 
 CLAIM = 5
+VERSION = 1
 TITLE = "Unscaled scores make softmax nearly one-hot"
 SAID = """
 At large d_k, unscaled scores make the softmax nearly one-hot, while scaled ones stay spread. The
@@ -22,21 +23,21 @@ scores [25, 2, −3] become about [1, 0, 0]; a gap of 4 is already one-sided.
 """
 DONE = """
 Independent queries and keys of unit variance went through the engine with and without 1/√d_k, for
-d_k from 1 to {largest} and {keys} keys, and it reported the weights. Then scores were set by
-hand: [25, 2, −3], and one score that leads all others by a gap.
+d_k from 1 to {largest} and {keys} keys, and the engine reported the weights. Then scores were set
+by hand: [25, 2, −3], and one score that leads all others by a gap.
 """
 FOUND = """
 With {most} keys the top weight is {raw_64:.2f±} unscaled and {root_64:.3f±} scaled at d_k = 64,
-{raw_big:.2f±} and {root_big:.3f±} at {largest}. Unscaled, a row looks at {keys_64:.1f} keys at 64
-and {keys_big:.1f} at {largest}; scaled, at {share:.0%} of them at either. [25, 2, −3] gives 1
+{raw_big:.2f±} and {root_big:.3f±} at {largest}. Unscaled, a row attends to {keys_64:.1f} keys at
+64 and to {keys_big:.1f} at {largest}; scaled, to {share:.0%} of them at both. [25, 2, −3] gives 1
 minus {rest:.0e}; the same scores divided by √64 give {tamed:.2f}.
 """
 LIMITS = """
-Nearly one-hot is a matter of degree: of the unscaled rows {saturated_64:.0%} put more than 0.99 on
-one key at d_k = 64, {saturated_big:.0%} at {largest}; the others divide their weight among a few.
-And a gap says nothing without the number of keys: a lead of 4 gives {gap_2:.2f} against one other
-key, {gap_10:.2f} among 10, {gap_100:.2f} among 100 and {gap_1000:.2f} among 1000. Long rows need a
-larger lead, by ln n, to look at anything at all.
+Nearly one-hot is a matter of degree: {saturated_64:.0%} of the unscaled rows put more than 0.99 on
+one key at d_k = 64, {saturated_big:.0%} at {largest}; the others divide their weight among a few
+keys. And a gap says nothing without the number of keys: a lead of 4 gives a weight of {gap_2:.2f}
+against one other key, {gap_10:.2f} among 10, {gap_100:.2f} among 100 and {gap_1000:.2f} among
+1000. Long rows need a larger lead, by ln n, to attend to anything at all.
 """
 SHOW = ("softmax", "gaps")
 SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 2.0}
@@ -120,7 +121,10 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """One-hot unscaled, spread scaled, both examples right: with few keys and with many."""
+    """Holds if unscaled rows are one-hot, scaled ones spread, and both examples right.
+
+    That must be so with few keys and with many. Partly true if only some of it is so.
+    """
     softmax, found = stack(runs)["softmax"], numbers(runs)
     rule, d_k, keys = softmax["scale"][0], softmax["d_k"][0], softmax["keys"][0]
     large = d_k == d_k.max()
@@ -128,9 +132,9 @@ def verdict(runs: Runs) -> tuple[str, str]:
     share = (softmax["effective_keys"].mean(axis=0) / keys)[rule == "sqrt_dk"].min()
     why = (
         f"at d_k = {found['largest']} the top weight is at least {raw:.2f} unscaled; scaled, a row "
-        f"always looks at {share:.0%} of its keys or more; [25, 2, −3] leaves {found['rest']:.0e} "
-        f"for the other two. A gap of 4 gives {found['gap_2']:.2f} against one other key, but "
-        f"{found['gap_1000']:.2f} among 1000."
+        f"always attends to at least {share:.0%} of its keys; [25, 2, −3] leaves "
+        f"{found['rest']:.0e} for the other two. A gap of 4 gives {found['gap_2']:.2f} against one "
+        f"other key, but {found['gap_1000']:.2f} among 1000."
     )
     if raw < ONE_HOT or share < SPREAD or found["rest"] > 1e-3:
         sound = raw >= ONE_HOT or share >= SPREAD

@@ -1,4 +1,4 @@
-"""Claim 15: the 1/√d_k of initialisation does not last."""
+"""Claim 15: the right scale at initialisation does not last."""
 
 from __future__ import annotations
 
@@ -7,41 +7,54 @@ from typing import Any
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._language import Budget, Trained, train
-from ._measure import Array, table
-from ._plot import BLUE, GREEN, GREY, ORANGE, PALETTE, PURPLE, RED, Spec, axis, band, guide, picture
-from ._text import GUESSING
+from .._corpus import GUESSING
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    RED,
+    Spec,
+    axis,
+    band,
+    guide,
+    picture,
+)
+from .._train import Budget, Trained, train
 
 CLAIM = 15
+VERSION = 1
 TITLE = "Scores grow in training, although they are scaled"
 SAID = """
-1/√d_k sets the scores right at initialisation only. In training queries and keys grow, and the
-scores with them, the more the higher the learning rate; large models clip, cap or normalise them.
+1/√d_k sets the right scale at initialisation only. In training, queries and keys grow, and the
+scores with them, more at a higher learning rate; large models clip, cap or normalise them.
 """
 DONE = """
 The language model of claim 9, scaled by 1/√d_k (d_k = {d_k}), was trained for {steps} steps with
 Adam at learning rates from {slowest:g} to {fastest:g}, and levelhead.torch.watch recorded every
-head. Then the same at {hot:g} with QK-norm (RMSNorm with a learned weight over queries and
-over keys), with a softcap of {limit:g}, and with QK-clip: whenever the watch saw a head pass
+head. Then the same at {hot:g} with QK-norm (RMSNorm with a learned weight over queries and over
+keys), with a softcap of {limit:g}, and with QK-clip: whenever the watch saw a head exceed
 {limit:g}, its queries and keys were scaled back (large models use 100; this one is small).
 """
 FOUND = """
-The scores begin with a standard deviation of {start:.2f±}. In the end it is {stds}; the largest
+The scores start with a standard deviation of {start:.2f±}. At the end it is {stds}; the largest
 score is {largest}. At a rate of {rate:g} the standard deviation ends at {by_width}. At {hot:g} the
 share of saturated rows is {saturated_start:.0%} at the start and {saturated_end:.0%} at the end,
-and the loss of the answers ended at {plain:.2f±}, where {best_rate:g} gave {best:.2f±} and
-guessing costs {guessing:.2f}. What the remedies make of it: {remedies}.
+and the loss on answers ends at {plain:.2f±}, where {best_rate:g} gives {best:.2f±} and guessing
+costs {guessing:.2f}. With a remedy, at the same rate: {remedies}.
 """
 LIMITS = """
-Growth is not illness: attention must sharpen to select, and at {best_rate:g}, where the bare model
-learns best, the spread ends at {best_std:.1f} as well. It becomes one where rows saturate before
-the model has learned where to look. QK-norm bounds a score by the weights it learns, QK-clip after
-the fact; a softcap bounds what enters the softmax and leaves the scores themselves to grow
-(largest: {capped:.0f}). With the best of them, {remedy}, the model ends at {remedied:.2f±} at a
-rate of {hot:g}; bare, at its best rate, at {best:.2f±}. Which remedy is best depends on their
-limits, which were not tuned.
+Growth alone is not a problem: attention must sharpen to select, and at {best_rate:g}, where the
+plain model learns best, the standard deviation ends at {best_std:.1f} as well. It becomes one
+where rows saturate before the model has learned where to look. QK-norm bounds a score by the
+weights that it learns, QK-clip after the fact; a softcap bounds what enters the softmax and lets
+the scores themselves grow (largest: {capped:.0f}). With the best remedy, {remedy}, the model ends
+at {remedied:.2f±} at a rate of {hot:g}; without any, at its best rate, at {best:.2f±}. Which
+remedy is best depends on their limits, which were not tuned.
 """
 NEEDS = ("torch",)
 SHOW = ("rates", "remedies", "widths")
@@ -173,16 +186,19 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if scores grow at every learning rate, and more at a higher one; partly if at some."""
+    """Holds if scores grow at every learning rate, and more at a higher one.
+
+    Partly true if they grow at some learning rates.
+    """
     rates = stack(runs)["rates"]
     growth = (rates["last_score_std"] / rates["first_score_std"]).mean(axis=0)
     largest = rates["last_score_max"].mean(axis=0)
     grown, rising = growth > GROWN, bool((np.diff(growth) > 0).all())
-    why = "the standard deviation of the scaled scores grows " + ", ".join(
-        f"{times:,.1f} times at a rate of {rate:g} (largest score {most:,.0f})"
+    why = "the standard deviation of the scaled scores grows by a factor of " + ", ".join(
+        f"{times:,.1f} at a rate of {rate:g} (largest score {most:,.0f})"
         for times, rate, most in zip(growth, rates["rate"][0], largest, strict=True)
     )
-    why += "." if rising else "; not always more at a higher rate."
+    why += "." if rising else "; but not always more at a higher rate."
     if grown.all() and rising:
         return "holds", why
     return ("holds partly" if grown.any() else "does not hold"), why

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What stands around the attention a of a layer with input x.
+# How a layer with input x uses its attention a.
 ARCHITECTURES = {
     "bare": "x → a(x)",
     "residual": "x → x + a(x)",
@@ -21,11 +21,12 @@ PARAMETERS = ("W_q", "W_k", "W_v", "W_o")
 def stack_layers(
     architecture: str, scale: float, depth: int, *, d_k: int, heads: int, length: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Per layer: the health of its attention, how alike its outputs are, its gradients' norms.
+    """Per layer: the health of its attention, how similar its outputs are, its gradients' norms.
 
-    Weights and inputs have unit variance (weights over √d_model), so that scores begin as claim 2
-    supposes; they depend on the seed alone, so that scales and architectures can be compared. The
-    loss is a random linear one. In float64, for gradients over many powers of ten.
+    Weights and inputs have unit variance (weights divided by √d_model), so that scores start as
+    claim 2 assumes. They depend only on the seed, so that scales and architectures can be
+    compared. The loss is random and linear. All in float64, because gradients span many powers of
+    ten.
     """
     import torch  # noqa: PLC0415 - an extra
 

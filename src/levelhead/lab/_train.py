@@ -1,4 +1,4 @@
-"""Training small language models under the same conditions but one, watched. Needs PyTorch."""
+"""Training small language models that differ in one condition, watched. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .._records import StepRecord
-from ._measure import Array
-from ._text import LENGTH, WORDS, stories
+from ._corpus import LENGTH, WORDS, stories
+from ._figures import Array
 from ._threads import one_thread
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ KNOWS_NOTHING = float(np.log(len(WORDS)))
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run gets alike.
+    """What every run gets.
 
-    steps, batch: of training; batch is stories a step
+    steps, batch: of training; batch is the number of stories per step
     corpus:       how many different stories there are; None never shows one twice
-    every:        each so many steps the watch looks
+    every:        the watch records every so many steps
     """
 
     steps: int
@@ -43,12 +43,12 @@ class Budget:
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training went. A model that broke down is one that knows nothing.
+    """How a training went. A model that broke down counts as one that knows nothing.
 
-    loss, answers: by step, before it was taken, of all words and of those that answer a question
+    loss, answers: by step, before its update, on all words and on those that answer a question
     records:       of the watched steps, from levelhead.torch.watch
-    seen, unseen:  loss of answers at the end, in stories trained with and in others
-    unseen_words:  of all words in others
+    seen, unseen:  the final loss on answers, in stories of the training and in others
+    unseen_words:  the final loss on all words in others
     broke:         whether a loss was not finite
     """
 
@@ -79,10 +79,10 @@ class Trained:
 def train(
     budget: Budget, seed: int, *, rate: float, clip: float | None = None, **shape: Any
 ) -> Trained:
-    """Train a model of this shape with Adam; text, its order and the start depend on seed alone.
+    """Train a model with Adam; text, order and initial weights depend only on the seed.
 
     rate:  the learning rate
-    clip:  QK-clip: where the scores of a head may end
+    clip:  QK-clip: the largest score that a head may have
     shape: of `_transformer.Shape`
     """
     import torch  # noqa: PLC0415 - an extra
@@ -111,8 +111,8 @@ def train(
                     _clip(model, records[-1], clip)
                 words.append(float(losses.detach().mean()))
                 answers.append(float(losses.detach()[asked[chosen][:, 1:]].mean()))
-        _, seen = _ends(model, text[:UNSEEN], asked[:UNSEEN])
-        unseen_words, unseen = _ends(model, *_corpus(UNSEEN, seed, 1))
+        _, seen = _final_losses(model, text[:UNSEEN], asked[:UNSEEN])
+        unseen_words, unseen = _final_losses(model, *_corpus(UNSEEN, seed, 1))
     return Trained(
         loss=np.nan_to_num(words, nan=KNOWS_NOTHING),
         answers=np.nan_to_num(answers, nan=KNOWS_NOTHING),
@@ -133,7 +133,7 @@ def _corpus(count: int, seed: int, part: int) -> tuple[Tensor, Tensor]:
 
 
 def _losses(model: LanguageModel, text: Tensor) -> Tensor:
-    """The loss of every word but the first."""
+    """The loss on every word but the first."""
     from torch.nn.functional import cross_entropy  # noqa: PLC0415
 
     logits = model(text[:, :-1]).flatten(0, 1)
@@ -141,8 +141,8 @@ def _losses(model: LanguageModel, text: Tensor) -> Tensor:
     return losses.view(len(text), -1)
 
 
-def _ends(model: LanguageModel, text: Tensor, asked: Tensor) -> tuple[float, float]:
-    """Loss of all words, and of those that answer a question."""
+def _final_losses(model: LanguageModel, text: Tensor, asked: Tensor) -> tuple[float, float]:
+    """Loss on all words, and on those that answer a question."""
     import torch  # noqa: PLC0415
 
     with torch.no_grad():
@@ -160,7 +160,7 @@ def _clip(model: LanguageModel, record: StepRecord, limit: float) -> None:
 
 @contextmanager
 def _no_alerts() -> Iterator[None]:
-    """Keep the watch from logging: here models are meant to fall ill."""
+    """Keep the watch from logging: here models are meant to go wrong."""
     log = logging.getLogger("levelhead")
     disabled, log.disabled = log.disabled, True
     try:

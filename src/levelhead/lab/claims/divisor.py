@@ -1,38 +1,39 @@
-"""Claim 3: √d_k is the right divisor; d_k is too much."""
+"""Claim 3: √d_k is the right divisor; d_k is too large."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import health, queries_and_keys, table
-from ._plot import COLOURS, NAMES, Spec, axis, band, guide, picture
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Figures, Spread, at, stack, table
+from .._inputs import health, queries_and_keys
+from .._plot import COLOURS, NAMES, Spec, axis, band, guide, picture
 
 CLAIM = 3
-TITLE = "Dividing by √d_k gives variance 1, by d_k crushes it"
+VERSION = 1
+TITLE = "Dividing by √d_k gives variance 1; dividing by d_k crushes it"
 SAID = """
 Dividing the scores by √d_k brings their variance to 1 at every d_k. Dividing by d_k would go too
 far: the variance would be 1/d_k, and the softmax nearly flat.
 """
 DONE = """
-The engine measured the same independent queries and keys under three scales: none, 1/√d_k and
-1/d_k; each row had {keys} keys to choose from. Then keys were made that point half towards their
-query (a correlation of 0.5), as training makes them.
+The engine measured the same independent queries and keys with three scales: none, 1/√d_k and
+1/d_k. Each row had {keys} keys. Then each key was given a correlation of 0.5 with its query, as
+training does.
 """
 FOUND = """
 With 1/√d_k the variance stays between {root_low:.3f} and {root_high:.3f} for all d_k. With 1/d_k
 it is {dk_64:.4f} at d_k = 64 (1/64 is 0.0156) and {dk_512:.5f} at 512, where the softmax spreads
-itself over {dk_keys:.1%} of its keys: it hardly chooses. With 1/√d_k it looks at {root_keys:.0%}
-of them, unscaled at {none_keys:.1%}.
+its weight over {dk_keys:.1%} of the keys: it hardly selects anything. With 1/√d_k it spreads its
+weight over {root_keys:.0%} of them, unscaled over {none_keys:.1%}.
 """
 LIMITS = """
-This is about queries and keys that know nothing of each other. The score of a key that its query
-looks for grows as d_k, not as √d_k: with a correlation of 0.5 it is {aligned_root_64:.1f} at d_k
-= 64 and {aligned_root_512:.1f} at 512 with 1/√d_k, but {aligned_dk_64:.2f} and
-{aligned_dk_512:.2f} with 1/d_k. So whoever wants trained models of different widths to behave
-alike has a reason for 1/d_k, with larger weights to begin with.
+All this is about queries and keys that are unrelated. The score of a key that matches its query
+grows like d_k, not like √d_k: with a correlation of 0.5 and 1/√d_k it is {aligned_root_64:.1f} at
+d_k = 64 and {aligned_root_512:.1f} at 512; with 1/d_k it is {aligned_dk_64:.2f} and
+{aligned_dk_512:.2f}. So there is a reason to use 1/d_k, with larger initial weights, if trained
+models of different widths are to behave alike.
 """
 SHOW = ("scales", "aligned")
 SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 1.5}
@@ -108,7 +109,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """Variance by d_k under each rule, and what is left of the softmax's choice."""
+    """Variance by d_k with each rule, and how many keys the softmax still uses."""
     scales = stack(runs)["scales"]
     rules = scales["scale"][0]
     variance = [guide("1, as claimed", D_K, 1.0)]

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..scaling import SCALE_RULES
-from ._demo import demo_reads
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, table
-from ._plot import (
+from ...scaling import SCALE_RULES
+from .._demo import demo_reads
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import (
     COLOURS,
     GREEN,
     GREY,
@@ -27,46 +26,47 @@ from ._plot import (
     line,
     picture,
 )
-from ._threads import one_thread
+from .._threads import one_thread
 
 CLAIM = 13
+VERSION = 1
 TITLE = "Attention resolves “it”: dog against ball"
 SAID = """
-In "The dog chased the ball because it was fast", attention lets "it" look at "dog" and at "ball"
-and weighs them against each other; that is how the model knows what "it" is. The scale keeps
-these weights soft.
+In "The dog chased the ball because it was fast", attention lets "it" attend to both "dog" and
+"ball" and weighs them against each other; that is how the model knows what "it" is. The scale
+keeps these weights soft.
 """
 DONE = """
 The demo model (all-MiniLM-L6-v2, {heads} heads) read the sentence; every head's weights from "it"
-to "dog" and to "ball" were kept, as trained and with another scale. Then only the last word was
+to "dog" and to "ball" were recorded, as trained and with other scales. Then only the last word was
 changed, so that "it" must be the dog ("tired") or must be the ball ("round"), in {seeds} such
-pairs: a head that resolves the word has to follow. At last {texts} sentences were embedded under
-each scale, and each was compared with its paraphrase and with those of the others.
+pairs: a head that resolves the word has to follow. Finally, {texts} sentences were embedded with
+each scale, and each was compared with its own paraphrase and with those of the others.
 """
 FOUND = """
-As trained, {looking} of {heads} heads give dog and ball together more than their even share of the
-row ({even:.0%}), the most {most:.0%} (layer {most_layer:.0f}, head {most_head:.0f}). Does a head
-pick the right noun outright: more weight on the dog where it must be the dog, and more on the ball
-where it must be the ball? In a single pair {outright_each:.1f±} heads do, where tossed coins
-would give {once:.0f}: {steady:.0f} of {heads} have a favourite and keep it whatever the
-last word says. In all {seeds} pairs {outright} do (coins: {outright_chance:.2g}). The best is layer
+As trained, {looking} of {heads} heads give dog and ball together more than an even share of the
+row ({even:.0%}); the most is {most:.0%} (layer {most_layer:.0f}, head {most_head:.0f}). Does a
+head pick the right noun outright: more weight on the dog where it must be the dog, and more on the
+ball where it must be the ball? In a single pair {outright_each:.1f±} heads do, where tossed coins
+would give {once:.0f}: {steady:.0f} of {heads} heads have a favourite and keep it whatever the last
+word says. In all {seeds} pairs {outright} do (coins: {outright_chance:.2g}). The best is layer
 {best_layer:.0f}, head {best_head:.0f}: right in {best_pairs} of {seeds} pairs, with
-{best_dog_if_dog:.2f} on dog and {best_ball_if_dog:.2f} on ball where the dog is meant,
-{best_dog_if_ball:.2f} and {best_ball_if_ball:.2f} where the ball is. To lean the right way is less:
-{always} heads shift the dog's share by over {step:g} towards the meaning in every pair and {never}
-away from it (coins: at most {always_chance:.2g} each); the typical head moves by {moved:.3f±}.
-Without the scale "it" looks at {keys_none:.1f} tokens, with it at {keys_sqrt_dk:.1f}. Embeddings
-made without it have a cosine of {cosine_none:.2f±} with the trained ones. A sentence is nearer to
-its own paraphrase than to the nearest other one by {margin_none:.2f} without it, by
-{margin_sqrt_dk:.2f} with it.
+{best_dog_if_dog:.2f} on dog and {best_ball_if_dog:.2f} on ball where the dog is meant, and
+{best_dog_if_ball:.2f} and {best_ball_if_ball:.2f} where the ball is. Leaning the right way is
+less: in every pair, {always} heads shift the dog's share by more than {step:g} towards the meaning
+and {never} away from it (coins: at most {always_chance:.2g} each); the typical head moves by
+{moved:.3f±}. Without the scale "it" attends to {keys_none:.1f} tokens, with it to
+{keys_sqrt_dk:.1f}. Embeddings made without the scale have a cosine of {cosine_none:.2f±} with the
+trained ones. A sentence is closer to its own paraphrase than to the closest other one by
+{margin_none:.2f} without the scale, by {margin_sqrt_dk:.2f} with it.
 """
 LIMITS = """
-A weight is what a head reads, not what the model concludes: the answer may lie in the values, or
-in later layers. Only one sentence frame and one small model were asked, which was trained to
-compare sentences and not to resolve pronouns; and what a last word says about "it" is our reading.
-A head may follow the last word for reasons of its own. Replacing the scale of a trained model shows
-how much it has come to rely on it, not that it needed that one: the cosine is {cosine_dk:.2f±} with
-1/d_k and {cosine_sqrt_dmodel:.2f±} with 1/√d_model.
+A weight is what a head reads, not what the model concludes: the answer may lie in the values or in
+later layers. This is one sentence and one small model, which was trained to compare sentences and
+not to resolve pronouns; and what a last word says about "it" is our reading. A head may follow the
+last word for other reasons. Changing the scale of a trained model shows how much it has come to
+rely on it, not that it needed that one: the cosine is {cosine_dk:.2f±} with 1/d_k and
+{cosine_sqrt_dmodel:.2f±} with 1/√d_model.
 """
 NEEDS = ("demo",)
 SHOW = ("scales", "most")
@@ -146,7 +146,7 @@ def measure(size: str, seed: int) -> Figures:
 
 def _from_it(subject: Any, place: int, rule: str) -> Array:
     """The row of "it" in every head: (layers, heads, tokens)."""
-    from ..torch import Call, listen  # noqa: PLC0415 - an extra
+    from ...torch import Call, listen  # noqa: PLC0415 - an extra
 
     given = subject.inputs[place]
     row = list(given.tokens[0]).index("it")
@@ -205,7 +205,7 @@ def _margin(texts: Array, others: Array) -> float:
 
 
 def _most(row: Array, count: int = 5) -> Iterator[dict[str, float]]:
-    """The heads that look most at the two."""
+    """The heads that attend most to the two."""
     dog, ball = (_to(row, noun) for noun in NOUNS)
     both = dog + ball
     for place in np.argsort(both, axis=None)[::-1][:count]:
@@ -239,7 +239,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         **{"most_layer": it["layer"][0][top], "most_head": it["head"][0][top]},
         "looking": int((both > 2 / figures["tokens"][0]).sum()),
         **{"outright": int(right.all(axis=0).sum()), "outright_each": Spread(right.sum(axis=1))},
-        # A coin must fall right in both sentences of a pair; to lean, once a pair is enough.
+        # A coin must come up right in both sentences of a pair; to lean, once per pair is enough.
         **{"once": heads / 4, "steady": ((if_dog > 0.5) == (if_ball > 0.5)).sum(axis=1).mean()},
         **{"outright_chance": heads / 4**pairs, "always_chance": heads / 2**pairs},
         **{"best_layer": it["layer"][0][best], "best_head": it["head"][0][best]},
@@ -262,16 +262,17 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if heads pick the right noun outright in every pair; partly if they only lean to it.
+    """Holds if heads pick the right noun outright in every pair.
 
-    More must do so than by chance, and more must lean towards the meaning than away from it.
+    Partly true if they only lean towards it. More must do so than by chance, and more must lean
+    towards the meaning than away from it.
     """
     found = numbers(runs)
     why = (
         f"when the last word decides what “it” is, {found['outright']} of {found['heads']} heads "
         f"pick the right noun outright in all {found['seeds']} pairs (chance: "
-        f"{found['outright_chance']:.2g}); {found['always']} lean towards it in all and "
-        f"{found['never']} away from it (chance: at most {found['always_chance']:.2g} each)."
+        f"{found['outright_chance']:.2g}); {found['always']} lean towards it in every pair "
+        f"and {found['never']} away from it (chance: at most {found['always_chance']:.2g} each)."
     )
     if found["outright"] > found["outright_chance"]:
         return "holds", why
@@ -280,7 +281,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """Dog against ball, a dot a head and a colour a scale; the change with the meaning."""
+    """Dog against ball, one dot per head and one colour per scale; the change with the meaning."""
     it = stack(runs)["it"]
     label = [
         f"layer {layer:.0f}, head {head:.0f}"
@@ -311,7 +312,7 @@ def plot(runs: Runs) -> list[Spec]:
         for name, (chosen, colour) in {"other heads": (other, GREY), **kinds}.items()
     ]  # fmt: skip
     sides.append(guide("no difference", (0, 1), (0, 1)))
-    # Whoever picks the right noun outright is in this corner.
+    # A head that picks the right noun outright is in this corner.
     corner: Spec = {"type": "rect", "x0": 0, "x1": 0.5, "y0": 0.5, "y1": 1, "line": {"width": 0}}
     corner |= {"fillcolor": faded(GREEN), "layer": "below"}
     order = np.argsort(shift.mean(axis=0))

@@ -7,51 +7,53 @@ from typing import Any
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._language import Budget, Trained, train
-from ._measure import Array, table
-from ._plot import BLUE, COLOURS, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
-from ._text import GUESSING
+from .._corpus import GUESSING
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._plot import BLUE, COLOURS, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
+from .._train import Budget, Trained, train
 
 CLAIM = 9
+VERSION = 1
 TITLE = "Training without the scale is slower, less stable, or falls apart"
 SAID = """
 Without the scale a model trains more slowly, less stably, or not at all; and attention that is too
-sure of itself generalises worse.
+confident generalises worse.
 """
 DONE = """
-Small transformer language models ({depth} layers, 2 heads, width {width}, LayerNorm before, Adam)
-read stories and answered questions about them, {steps} steps of {batch} stories: the same text,
-order and start for every scale, the same width whatever the d_k. What they have learned is the
-loss of the answers in stories they have not read; guessing among the words that fit costs
-{guessing:.2f} (grey in the maps). Four scales met d_k from {smallest} to {largest} and learning
-rates from {slowest:g} to {fastest:g}; then depth, the place of LayerNorm, how queries and keys
-begin, and a corpus of few stories. levelhead.torch.watch looked on.
+Small transformer language models ({depth} layers, 2 heads, width {width}, LayerNorm before
+attention, Adam) read stories and answered questions about them, for {steps} steps of {batch}
+stories. Text, order and initial weights were the same for every scale, and the width was the same
+for every d_k. What a model has learned is its loss on the answers in stories that it has not read;
+guessing among the words that fit costs {guessing:.2f} (grey in the maps). Four scales were
+combined with d_k from {smallest} to {largest} and learning rates from {slowest:g} to {fastest:g};
+then depth, the place of LayerNorm, the initial queries and keys, and the number of stories were
+varied. levelhead.torch.watch recorded every run.
 """
 FOUND = """
 At its best learning rate the unscaled model ends at {best_none_small:.2f±} with d_k = {smallest}
 and at {best_none_large:.2f±} with {largest}; scaled by 1/√d_k, at {best_root_small:.2f±} and
-{best_root_large:.2f±}. Rate for rate, it is behind by over {least:g} {behind}, and no better than
-guessing {lost}. What the watch saw: at d_k = {largest} and a rate of {rate:g}, {start_none:.0%} of
-the unscaled rows are saturated at the start and {end_none:.0%} at the end ({start_root:.0%} and
-{end_root:.0%} scaled), and the share of gradient that gets through the softmax is
-{survival_start:.2g} at the start and {survival_end:.2g} at the end (scaled: {survival_first:.2g}
-and {survival_root:.2g}). Trained twice as long on {stories} stories over and over, the unscaled
-model answers at {seen_none:.2f} in those and at {unseen_none:.2f±} in others; scaled, at
-{seen_root:.2f} and {unseen_root:.2f±}.
+{best_root_large:.2f±}. At the same learning rate it is behind by more than {least:g} {behind}, and
+no better than guessing {lost}. At d_k = {largest} and a rate of {rate:g}, the watch saw
+{start_none:.0%} of the unscaled rows saturated at the start and {end_none:.0%} at the end
+({start_root:.0%} and {end_root:.0%} scaled), and the share of the gradient that gets through the
+softmax was {survival_start:.2g} at the start and {survival_end:.2g} at the end (scaled:
+{survival_first:.2g} and {survival_root:.2g}). Trained twice as long on the same {stories} stories,
+the unscaled model's loss on answers is {seen_none:.2f} in those and {unseen_none:.2f±} in others;
+scaled, it is {seen_root:.2f} and {unseen_root:.2f±}.
 """
 LIMITS = """
-Does it fall apart? {broke} of {runs} unscaled runs ended in a loss that was no number, and the
-largest setback of the loss on the way is {rise_none:.2f} unscaled and {rise_root:.2f} scaled, on
-average. Do other weights, another place for LayerNorm or a smaller rate make up for the scale, at
-d_k = {middle}? {shelters}. By depth, unscaled against scaled: {depths}. Is 1/√d_k the best there
-is? At its best learning rate 1/d_k, too small by the book, ends at {best_dk_small:.2f±} and
-{best_dk_large:.2f±}, and 1/√d_model at {best_dmodel_small:.2f±} and {best_dmodel_large:.2f±} (d_k
-= {smallest} and {largest}). Training makes scores grow (claim 15), and a smaller scale can leave
-them more room: at d_k = {largest} and a rate of {rate:g}, as in the first picture, the loss ends
-at {wide_root:.2f±} with 1/√d_k, at {wide_none:.2f±} with none and at {wide_dk:.2f±} with 1/d_k.
-Models this small with budgets this short say who is ahead, not who would arrive in the end.
+Does it fall apart? {broke} of {runs} unscaled runs ended with a loss that was not a number, and
+the largest setback of the loss along the way is {rise_none:.2f} unscaled and {rise_root:.2f}
+scaled, on average. Do other weights, another place for LayerNorm or a smaller rate make up for the
+scale, at d_k = {middle}? {shelters}. By depth, unscaled against scaled: {depths}. Is 1/√d_k the
+best there is? At its best learning rate 1/d_k, which theory calls too small, ends at
+{best_dk_small:.2f±} and {best_dk_large:.2f±}, and 1/√d_model at {best_dmodel_small:.2f±} and
+{best_dmodel_large:.2f±} (d_k = {smallest} and {largest}). Training makes scores grow (claim 15),
+and a smaller scale can leave them more room: at d_k = {largest} and a rate of {rate:g}, as in the
+first picture, the loss ends at {wide_root:.2f±} with 1/√d_k, at {wide_none:.2f±} without a scale
+and at {wide_dk:.2f±} with 1/d_k. Models this small with budgets this short show which is ahead,
+not which would win in the end.
 """
 NEEDS = ("torch",)
 SHOW = ("grid", "shelter", "depths", "few_stories")
@@ -177,7 +179,7 @@ def _against(part: dict[str, Array], chosen: Array) -> str:
 
 
 def _shelters(shelter: dict[str, Array]) -> str:
-    """Which shelters let the unscaled model keep up, and under which it fares best."""
+    """Which settings let the unscaled model keep up, and with which it does best."""
     answers, scale = shelter["answers"].mean(axis=0), shelter["scale"][0]
     none, root = answers[scale == "none"], answers[scale == "sqrt_dk"]
     kinds = zip(
@@ -188,9 +190,9 @@ def _shelters(shelter: dict[str, Array]) -> str:
     hidden = [name for name, one in zip(names, keeps_up, strict=True) if one]
     best = int(none.argmin())
     return (
-        f"{len(hidden) or 'None'} of {len(names)} settings"
+        f"In {len(hidden) or 'none'} of {len(names)} settings"
         + f" ({'; '.join(hidden)})" * bool(hidden)
-        + f". The unscaled model fares best with {names[best]}: {none[best]:.2f}, against "
+        + f". The unscaled model does best with {names[best]}: {none[best]:.2f}, against "
         f"{root[best]:.2f} scaled"
     )
 
@@ -203,7 +205,7 @@ def _cells(grid: dict[str, Array], chosen: Array) -> str:
     named = [f"{d_k:.0f} at {rate:g}" for d_k, rate in cells]
     if chosen.all() or not chosen.any():
         return "at every d_k and learning rate" if chosen.all() else "nowhere"
-    few, words = (chosen, "") if chosen.mean() <= 0.5 else (~chosen, "everywhere but ")
+    few, words = (chosen, "") if chosen.mean() <= 0.5 else (~chosen, "everywhere except ")
     return f"{words}with d_k = " + ", ".join(
         name for name, one in zip(named, few, strict=True) if one
     )
@@ -259,9 +261,10 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if the unscaled model is behind at every d_k and generalises worse; partly if either.
+    """Holds if the unscaled model is behind at every d_k and generalises worse.
 
-    Each scale is judged at its best learning rate: a smaller one may make up for a missing scale.
+    Partly true if only one of the two, or at some d_k. Each scale is judged at its best learning
+    rate, because a smaller rate may make up for a missing scale.
     """
     grid, found = stack(runs)["grid"], numbers(runs)
     lags = {
@@ -273,12 +276,12 @@ def verdict(runs: Runs) -> tuple[str, str]:
     hidden = found["shelters"].partition(". ")[0]
     worse = gap_none - gap_root > BEHIND and found["unseen_none"] > found["unseen_root"]
     why = (
-        "each at its best learning rate, the unscaled model's loss of answers is higher by "
+        "each at its best learning rate, the unscaled model's loss on answers is higher by "
         + ", ".join(f"{lag:.2f} at d_k = {d_k}" for d_k, lag in lags.items())
         + f" (guessing costs {GUESSING:.2f}); {found['broke']} of {found['runs']} unscaled runs "
-        f"broke down. From {found['stories']} stories to new ones the loss rises by "
-        f"{gap_none:.2f} unscaled, {gap_root:.2f} scaled. Other weights, norms or rates make up "
-        f"for the scale in {hidden[0].lower()}{hidden[1:]}."
+        f"broke down. From the {found['stories']} training stories to new ones the "
+        f"loss rises by {gap_none:.2f} unscaled and by {gap_root:.2f} scaled. Other weights, norms "
+        f"or rates make up for the scale {hidden[0].lower()}{hidden[1:]}."
     )
     if all(behind) and worse:
         return "holds", why

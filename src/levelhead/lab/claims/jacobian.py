@@ -6,39 +6,40 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention, attention_backward
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, normal, table
-from ._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
+from ... import attention, attention_backward
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health, normal
+from .._plot import BLUE, GREEN, ORANGE, RED, Spec, axis, band, guide, line, picture
 
 CLAIM = 6
+VERSION = 1
 TITLE = "Softmax's Jacobian is p(1−p) and −pᵢpⱼ, and vanishes when saturated"
 SAID = """
 The derivative of the softmax is p_i(1−p_i) on the diagonal and −p_i·p_j off it. Where a weight is
-near 0 or 1 it vanishes.
+near 0 or 1, it vanishes.
 """
 DONE = """
-The formula was compared with central differences of the engine's own softmax, entry by entry. The
-engine then reported the norm of the Jacobian for two keys that lie ever further apart, and for
-rows of {few} and {many} keys whose scores are ever more spread, with the share of a random
-gradient that comes through.
+The formula was compared with central differences of the engine's own softmax, entry by entry. Then
+the engine reported the norm of the Jacobian for two keys whose scores move further and further
+apart, and for rows of {few} and {many} keys with a larger and larger spread, together with the
+share of a random gradient that gets through.
 """
 FOUND = """
-Formula and differences agree to {formula:.0e}. With two keys the norm is {norm_0:.2f} at a gap of
-0, {norm_4:.3f} at 4 and {norm_10:.0e} at 10. In a row of {many} keys, {through_1:.2%} of a
-gradient survives at a standard deviation of 1 (scaled), {through_8:.2%±} at 8 (unscaled, d_k =
-64), {through_64:.2%±} at 64 (unscaled, d_k = 4096). The median row passes {median_1:.2%},
+The formula and the differences agree to {formula:.0e}. With two keys the norm is {norm_0:.2f} at a
+gap of 0, {norm_4:.3f} at 4 and {norm_10:.0e} at 10. In a row of {many} keys, {through_1:.2%} of a
+gradient gets through at a standard deviation of 1 (scaled), {through_8:.2%±} at 8 (unscaled, d_k =
+64) and {through_64:.2%±} at 64 (unscaled, d_k = 4096). In the median row it is {median_1:.2%},
 {median_8:.2%} and {median_64:.0e}.
 """
 LIMITS = """
-Near 0 is no better than near 1. A row that looks at all {many} keys alike passes
-{through_flat:.2%} of a gradient: its weights are all near 0. The most comes through in between,
-at a standard deviation of {best_many:g} with {many} keys and {best_few:g} with {few}. So a scale
-can also be too small: with {many} keys, unscaled scores at d_k = 64 pass {gain:.1f} times what
-scaled ones pass, and at d_k = 4096 still {late:.1f} times, all rows together. But these pass it
-unevenly: at 4096 the median row has next to nothing, and few rows, with a tie at the top, carry
-the rest.
+Near 0 is no better than near 1. A row that gives all {many} keys nearly the same weight passes
+{through_flat:.2%} of a gradient, because its weights are all near 0. Most gets through in between,
+at a standard deviation of {best_many:g} with {many} keys and of {best_few:g} with {few}. So a
+scale can also be too small: with {many} keys, unscaled scores at d_k = 64 pass {gain:.1f} times as
+much as scaled ones, and at d_k = 4096 still {late:.1f} times as much, over all rows. But they pass
+it unevenly: at 4096 next to nothing gets through the median row, and a few rows, with a tie at the
+top, carry the rest.
 """
 SHOW = ("two_keys", "rows")
 SECONDS = {"tiny": 0.4, "quick": 0.6, "full": 2.5}
@@ -142,16 +143,16 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if the formula is exact and the norm has all but gone where a weight is near 1."""
+    """Holds if the formula is exact and the norm all but vanishes where a weight is near 1."""
     found = numbers(runs)
     formula = found["formula"] <= 1e-7
     vanishes = found["norm_10"] <= 1e-3 * found["norm_0"]
     starved = found["median_64"] <= 0.01 * found["through_1"]
     why = (
-        f"formula and differences agree to {found['formula']:.0e}; with two keys the norm falls by "
-        f"a factor of {found['norm_0'] / found['norm_10']:,.0f} up to a gap of 10; in rows of "
-        f"{found['many']} keys the median row passes {found['median_64']:.0e} at a standard "
-        f"deviation of 64, against {found['through_1']:.1e} at 1; a flat row passes "
+        f"the formula and the differences agree to {found['formula']:.0e}; with two keys the norm "
+        f"falls by a factor of {found['norm_0'] / found['norm_10']:,.0f} up to a gap of 10; in "
+        f"rows of {found['many']} keys the median row passes {found['median_64']:.0e} at a "
+        f"standard deviation of 64, against {found['through_1']:.1e} at 1; a flat row passes "
         f"{found['through_flat']:.1e}."
     )
     parts = (formula, vanishes, starved)

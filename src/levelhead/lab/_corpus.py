@@ -1,4 +1,4 @@
-"""Text to train on: short stories, and questions that only their words can answer."""
+"""Text to train on: short stories, with questions that only the story can answer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WHERE = ("in", "near")
 QUESTIONS = ("who", "what", "where")
 WORDS = ("<story>", "the", ".", "?", *QUESTIONS, *VERBS, *WHERE, *NAMES, *THINGS, *PLACES)
 LENGTH = 21  # words of a story
-GUESSING = float(np.log(len(NAMES)))  # the loss of an answer by one who knows only its kind
+GUESSING = float(np.log(len(NAMES)))  # the loss on an answer if only its kind is known
 
 _NUMBER = {word: number for number, word in enumerate(WORDS)}
 
 
 def stories(count: int, seed: int | list[int]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Numbers of words, (count, LENGTH), and which of them are answers.
+    """Word numbers, (count, LENGTH), and which of them are answers.
 
     >>> words, answers = stories(1, seed=0)
     >>> " ".join(WORDS[number] for number in words[0])
@@ -27,8 +27,8 @@ def stories(count: int, seed: int | list[int]) -> tuple[NDArray[np.int64], NDArr
     >>> answers[0].nonzero()[0]
     array([11, 15, 19])
 
-    A sentence has a grammar, and its content is drawn: nobody can foresee it. Three questions
-    follow. Their answers are certain, for whoever looks at the right word.
+    A sentence has a grammar, but its content is random, so it cannot be predicted. Three
+    questions follow. Their answers are certain for a model that attends to the right word.
     """
     rng = np.random.default_rng(seed)
     told = [_story(rng) for _ in range(count)]
@@ -42,7 +42,7 @@ def _story(rng: np.random.Generator) -> list[tuple[str, bool]]:
         str(rng.choice(words)) for words in (NAMES, VERBS, THINGS, WHERE, PLACES)
     )
     deed, scene = (name, verb, "the", thing), (near, "the", place)
-    # Which comes first is drawn, so that no word can be found by its position alone.
+    # Which comes first is random, so that no word can be found by its position alone.
     first, then = (deed, scene) if rng.random() < 0.5 else (scene, deed)
     story = [(word, False) for word in ("<story>", *first, *then, ".")]
     for kind in rng.permutation(3):

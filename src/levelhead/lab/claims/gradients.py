@@ -6,46 +6,49 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention, attention_backward
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack, typical
-from ._measure import normal, table
-from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
-from ._stack import PARAMETERS, stack_layers
-from ._threads import one_thread
+from ... import attention, attention_backward
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Figures, Spread, at, stack, table, typical
+from .._inputs import normal
+from .._layer_stack import PARAMETERS, stack_layers
+from .._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, Spec, axis, band, guide, picture
+from .._threads import one_thread
 
 CLAIM = 7
+VERSION = 1
 TITLE = "Without the scale, gradients vanish (or explode)"
 SAID = """
 A saturated softmax passes no gradient, so without the scale the gradients through attention
-vanish, say two of the sources. They explode, say two others.
+vanish, say two of the sources. Two others say that they explode.
 """
 DONE = """
-One layer first: a random gradient went backwards through the engine, scaled and unscaled, for d_k
-from {smallest} to {largest}, and the gradient of each query was kept. Then stacks of 1 to
-{deepest} layers at initialisation (d_k = 64), with residual connections and with LayerNorm in its
-usual places: the norms of the gradients of W_q, W_k, W_v and W_o in every layer, unscaled over
+First one layer: a random gradient went back through the engine, scaled and unscaled, for d_k from
+{smallest} to {largest}, and the gradient of each query was recorded. Then stacks of 1 to {deepest}
+layers at initialisation (d_k = 64), with residual connections and with LayerNorm in its usual
+places: the norms of the gradients of W_q, W_k, W_v and W_o in every layer, unscaled divided by
 scaled.
 """
 FOUND = """
-One layer: unscaled, the gradients of all queries together are {rms_4:.1f} times as large at d_k =
-{smallest}, {rms_64:.0f} times at 64 and {rms_big:.0f} times at {largest}. The median query's is
-{median_64:.1f} times as large at 64, {median_1024:.2f} times at 1024 and {median_big:.0e} times
-at {largest}. In depth: in the first of {deepest} layers the gradient of W_q is {first_pre:.1e}
-times as large with LayerNorm before, {first_mlp:.1e} with MLPs too, {first_post:.1e} with
-LayerNorm after, and that of W_v {first_value:.1e} times (before).
+One layer: without the scale, the gradients of all queries together are {rms_4:.1f} times as large
+at d_k = {smallest}, {rms_64:.0f} times at 64 and {rms_big:.0f} times at {largest}. The median
+query's gradient is {median_64:.1f} times as large at 64, {median_1024:.2f} times at 1024 and
+{median_big:.0e} times at {largest}. Stacks: in the first of {deepest} layers the gradient of W_q
+is {first_pre:.1e} times as large with LayerNorm before attention, {first_mlp:.1e} times with MLPs
+as well, and {first_post:.1e} times with LayerNorm after it; the gradient of W_v is
+{first_value:.1e} times as large (LayerNorm before).
 """
 LIMITS = """
-Who is right depends on what one looks at. “They vanish” is right of single rows at a large d_k: of
-the unscaled queries {starved_64:.0%} get less than a tenth of what a scaled one gets at d_k = 64,
-{starved_big:.0%} at {largest}. It is wrong of the norm of all rows, for the few with a tie at the
-top each count √d_k times as much. “They explode” is right of stacks at common widths: there the
-gradient also flows through W_v, which no softmax dims, and every layer multiplies it. For a whole
-layer to go dead, scores must grow unchecked: with residuals and no LayerNorm their spread reaches
-{wild:.0e} in the last of {deepest} layers, and W_q gets less than a millionth of W_v's gradient in
-{dead_none:.0%} of the layers ({dead_root:.0%} with the scale), while in the first its gradient is
-{first_residual:.0e} times as large. All this is at initialisation; claims 9 and 15 train.
+Who is right depends on what one looks at. “They vanish” is right for single rows at a large d_k:
+{starved_64:.0%} of the unscaled queries get less than a tenth of what a scaled one gets at d_k =
+64, {starved_big:.0%} at {largest}. It is wrong for the norm over all rows, because the few rows
+with a tie at the top each count √d_k times as much. “They explode” is right for stacks at common
+widths: there the gradient also flows through W_v, where no softmax weakens it, and every layer
+multiplies it. For a whole layer to go dead, scores must grow unchecked: with residuals and no
+LayerNorm their standard deviation reaches {wild:.0e} in the last of {deepest} layers, and W_q gets
+less than a millionth of W_v's gradient in {dead_none:.0%} of the layers ({dead_root:.0%} with the
+scale), while in the first layer its gradient is {first_residual:.0e} times as large. All this is
+at initialisation; claims 9 and 15 are about training.
 """
 NEEDS = ("torch",)
 SHOW = ("one_layer", "stacks")
@@ -155,7 +158,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
 def verdict(runs: Runs) -> tuple[str, str]:
     """Holds if the median query's gradient vanishes at every d_k and no stack's explodes.
 
-    Partly if it vanishes at some d_k; not at all if at none.
+    Partly true if it vanishes at some d_k.
     """
     figures, found = stack(runs), numbers(runs)
     one, stacks = figures["one_layer"], figures["stacks"]
@@ -174,7 +177,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
     widths = ", ".join(f"{d_k:.0f}" for d_k in one["d_k"][0][fades])
     sentence = (
         f"unscaled, the median query's gradient vanishes at d_k = {widths} (to {median.min():.0e} "
-        f"of the scaled), but at 64 it is {found['median_64']:.1f} times as large"
+        f"of the scaled one), but at 64 it is {found['median_64']:.1f} times as large"
     )
     return "holds partly", f"{sentence}; {explodes}."
 

@@ -1,6 +1,6 @@
-"""The models that a long measurement trains, kept one by one: interrupted, it goes on where it was.
+"""The models that a long measurement trains, kept one by one, so that it can be resumed.
 
-Plain JSON, which runs no code when it is read, and which gives back every number as it was.
+They are plain JSON, which runs no code when it is read and gives back every number as it was.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from .._files import write_whole
 from ._experiment import Experiment
-from ._results import write_text
 
 
-class _Kept:
-    """As a `_language.Trained` that was trained earlier, but for the records behind its rows."""
+class _Loaded:
+    """A `_train.Trained` from an earlier run, but for the records behind its rows."""
 
     def __init__(self, heads: list[dict[str, Any]], **fields: Any) -> None:
         self._heads = heads
@@ -32,31 +32,31 @@ class _Kept:
 
 
 @contextmanager
-def kept_pieces(
-    experiment: Experiment, folder: Path, code: str, finished: Callable[[bool], None]
+def checkpoints(
+    experiment: Experiment, folder: Path, finished: Callable[[bool], None]
 ) -> Iterator[None]:
-    """While this lasts, what the experiment trains is taken from the folder if it is there.
+    """Meanwhile the experiment's `train` takes models from the folder if they are there.
 
-    code:     of the experiment; pieces of other code are not taken for its own
-    finished: called after each piece; True if it was there already
+    finished: called after each model; True if it was there already
     """
     module: Any = experiment.module
     train = module.train
+    folder.mkdir(parents=True, exist_ok=True)
 
-    def piece(*given: Any, **options: Any) -> Any:
-        asked = hashlib.sha256(repr((code, given, sorted(options.items()))).encode()).hexdigest()
-        path = folder / f"{asked[:16]}.json"
+    def train_or_load(*given: Any, **options: Any) -> Any:
+        asked = repr((experiment.version, given, sorted(options.items())))
+        path = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
         try:
-            kept: Any = _Kept(**json.loads(path.read_text(encoding="utf-8")))
+            trained: Any = _Loaded(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # not there, or damaged
-            kept = train(*given, **options)
-            write_text(path, json.dumps(_fields(kept)))
+            trained = train(*given, **options)
+            write_whole(path, json.dumps(_fields(trained)))
             finished(False)
         else:
             finished(True)
-        return kept
+        return trained
 
-    module.train = piece
+    module.train = train_or_load
     try:
         yield
     finally:

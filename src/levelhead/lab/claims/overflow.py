@@ -6,42 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, at, stack
-from ._measure import Array, queries_and_keys, table
-from ._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
+from ... import attention
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, at, stack, table
+from .._inputs import queries_and_keys
+from .._plot import BLUE, COLOURS, GREEN, NAMES, ORANGE, RED, Spec, axis, band, guide, picture
 
 CLAIM = 8
+VERSION = 1
 TITLE = "exp of unscaled scores overflows"
 SAID = """
 Without the scale, scores are so large that exp overflows, and attention returns infinity or NaN.
 """
 DONE = """
-Softmax was computed as the formula stands and with each row's maximum subtracted first, in
-float16, float32 and float64, on scaled and unscaled scores of {rows} rows of {keys} keys, d_k
-from 16 to {largest}. Then the same with queries and keys grown up to {growth} times, as training
-can grow them, and in the engine.
+Softmax was computed exactly as its formula says and also with each row's maximum subtracted first,
+in float16, float32 and float64, on scaled and unscaled scores of {rows} rows of {keys} keys, for
+d_k from 16 to {largest}. Then the same with queries and keys up to {growth} times as large, as
+training can make them, and in the engine.
 """
 FOUND = """
-As the formula stands, unscaled, rows are lost {begins}. At d_k = 64 that is {half_64:.0%} of them
-in float16 and {single_64:.0%} in float32; at 1024 {single_1024:.1%} in float32, at {largest}
-{single_big:.0%}; in float64 {double_big:.0%}. Scaled: {scaled_worst:.0%} in any format. With the
-maximum subtracted: {shifted_worst:.0%} in any, scaled or not, while the scores themselves are
-finite.
+Unscaled, the plain formula loses rows {begins}. At d_k = 64 it loses {half_64:.0%} of them in
+float16 and {single_64:.0%} in float32; in float32 it loses {single_1024:.1%} at 1024 and
+{single_big:.0%} at {largest}; in float64 {double_big:.0%}. Scaled, it loses {scaled_worst:.0%} in
+any format. With the maximum subtracted, {shifted_worst:.0%} are lost in any format, scaled or not,
+as long as the scores themselves are finite.
 """
 LIMITS = """
-So the claim is right of code that takes exp of a score as it is, and wrong of code that subtracts
-the maximum first, as libraries do: there exp is no reason to scale. Three things are left of the
-argument, all of them about 16 bits. The score itself can overflow: float16 ends at
-65504, and with queries and keys {growth} times as large {dead_half:.0%} of the rows have a score
-past it at d_k = 64 if the scale comes after the product, {dead_early:.0%} if it comes before.
-Large scores are coarse: storing them in bfloat16 moves {bfloat16_none:.1%} of the weight unscaled
-and {bfloat16_root:.2%} scaled (d_k = 1024; float16: {float16_none:.2%} and {float16_root:.3%}).
-And small weights are lost: {lost_none:.0%} of the unscaled ones are exactly 0 in float16,
-{lost_root:.1%} of the scaled; they were small. The engine computes 16-bit inputs in float32:
-{engine:.0%} of its rows were not finite.
+So the claim is right for code that takes exp of a score as it is, and wrong for code that
+subtracts the maximum first, as libraries do: there, exp is no reason to scale. Three arguments
+remain, all of them about 16 bits. The score itself can overflow: float16 ends at 65504, and with
+queries and keys {growth} times as large, {dead_half:.0%} of the rows have a larger score at d_k =
+64 if the scale comes after the product, {dead_early:.0%} if it comes before. Large scores are
+coarse: storing them in bfloat16 moves {bfloat16_none:.1%} of the weight unscaled and
+{bfloat16_root:.2%} scaled (d_k = 1024; float16: {float16_none:.2%} and {float16_root:.3%}). And
+small weights are lost: {lost_none:.0%} of the unscaled ones are exactly 0 in float16,
+{lost_root:.1%} of the scaled ones; but they were small. The engine computes 16-bit inputs in
+float32: {engine:.0%} of its rows were not finite.
 """
 SHOW = ("naive", "grown")
 SECONDS = {"tiny": 0.1, "quick": 0.6, "full": 1.5}
@@ -106,7 +107,7 @@ def _rounded(scores: Array) -> dict[str, Array]:
 
 
 def _softmax(scores: Array, *, shift: bool) -> Array:
-    """In the dtype of the scores throughout; as the formula stands unless shifted."""
+    """In the dtype of the scores throughout; the plain formula unless shifted."""
     with np.errstate(over="ignore", invalid="ignore"):
         exponentials = np.exp(scores - scores.max(axis=1, keepdims=True) if shift else scores)
         weights: Array = exponentials / exponentials.sum(axis=1, keepdims=True)
@@ -172,20 +173,20 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if softmax as computed overflows; partly if only as the formula stands."""
+    """Holds if softmax overflows with the maximum subtracted, too; partly true if only without."""
     found, naive = numbers(runs), stack(runs)["naive"]
     raw = naive["not_finite"][:, naive["scale"][0] == "none"].max()
     why = (
-        f"as the formula stands, up to {raw:.0%} of the unscaled rows overflow (float32: "
+        f"with the plain formula, up to {raw:.0%} of the unscaled rows overflow (float32: "
         f"{found['single_64']:.0%} at d_k = 64, {found['single_big']:.0%} at {found['largest']}) "
-        f"and {found['scaled_worst']:.0%} of the scaled; with the maximum subtracted, as "
+        f"and {found['scaled_worst']:.0%} of the scaled ones; with the maximum subtracted, as "
         f"libraries do, {found['shifted_worst']:.0%}"
     )
     if raw == 0:
         return "does not hold", f"{why}."
     if found["shifted_worst"] > 0:
         return "holds", f"{why}: subtracting the maximum does not save it."
-    return "holds partly", f"{why}. What is left is the range and grain of 16 bits."
+    return "holds partly", f"{why}. What remains is the range and precision of 16 bits."
 
 
 def plot(runs: Runs) -> list[Spec]:

@@ -1,4 +1,4 @@
-"""Results on disk: whole or not at all."""
+"""Files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 class OutputError(ValueError):
-    """A place that cannot be written to; the message says why."""
+    """A file that cannot be written; the message says why."""
 
 
 def check_output(path: Path) -> None:
-    """Say before any work that a file cannot be written where it is wanted."""
+    """Raise `OutputError` before any work is done for a file that cannot be written."""
     if path.is_dir():
         raise OutputError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
@@ -22,7 +22,7 @@ def check_output(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file under another name, then rename it: a reader never meets half of it."""
+    """Write atomically: into a temporary file, then renamed, so nobody ever reads half of it."""
     check_output(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, normal, table
-from ._plot import BLUE, COLOURS, NAMES, ORANGE, Spec, axis, band, guide, line, picture
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health, normal
+from .._plot import BLUE, COLOURS, NAMES, ORANGE, Spec, axis, band, guide, line, picture
 
 CLAIM = 4
+VERSION = 1
 TITLE = "The head's d_k sets the scale, not the model's d"
 SAID = """
-The dimension to divide by is that of one head, d_k, not that of the model, d. Dividing by √d
-would be wrong by a factor of √heads: √8 for 512/8 = 64, √96 for GPT-3's 12288/96 = 128.
+The dimension to divide by is the head's, d_k, not the model's, d. Dividing by √d would be wrong by
+a factor of √heads: √8 for 512/8 = 64, √96 for GPT-3's 12288/96 = 128.
 """
 DONE = """
-Words of the model's width, with unit variance, were projected to one head's queries and keys, for
-models from 512/8 to GPT-3's 12288/96. Two series keep one width fixed and vary the other, so that
-their shares can be told apart. Each row had {keys} keys.
+Words as wide as the model, with unit variance, were projected to one head's queries and keys, for
+models from 512/8 to GPT-3's 12288/96. Two series fix one width and vary the other, to tell their
+effects apart. Each row had {keys} keys.
 """
 FOUND = """
-At d_k = 64 the unscaled variance is {fixed_low:.1f} to {fixed_high:.1f} however wide the model
-(64 to 4096); at d = 1024 it is {one_head:.0f} with one head and {many_heads:.1f} with 64.
-With 1/√d_k the standard deviation is {right_512:.3f±} for 512/8 and {right_gpt3:.3f±} for GPT-3;
-with 1/√d it is {wrong_512:.3f±} and {wrong_gpt3:.4f±}: short of 1 by factors of {off_512:.2f} and
+At d_k = 64 the unscaled variance is {fixed_low:.1f} to {fixed_high:.1f}, however wide the model is
+(64 to 4096); at d = 1024 it is {one_head:.0f} with one head and {many_heads:.1f} with 64. With
+1/√d_k the standard deviation is {right_512:.3f±} for 512/8 and {right_gpt3:.3f±} for GPT-3; with
+1/√d it is {wrong_512:.3f±} and {wrong_gpt3:.4f±}, too small by factors of {off_512:.2f} and
 {off_gpt3:.2f} (√8 = 2.83, √96 = 9.80).
 """
 LIMITS = """
-Too small a scale does not saturate, it flattens: under 1/√d a row of GPT-3's heads looks at
-{keys_wrong:.1%} of its keys, under 1/√d_k at {keys_right:.0%}. It is a fixed factor, so training
-can win it back by growing W_q or W_k; claim 9 measures what that costs. With a single head both
-rules are one.
+Too small a scale does not saturate the softmax, it flattens it: in GPT-3's heads a row spreads its
+weight over {keys_wrong:.1%} of its keys with 1/√d and over {keys_right:.0%} with 1/√d_k. The
+factor is fixed, so training can make up for it by growing W_q or W_k; claim 9 measures what that
+costs. With a single head the two rules are the same.
 """
 SHOW = ("models",)
 SECONDS = {"tiny": 0.4, "quick": 0.5, "full": 1.0}
@@ -113,15 +114,15 @@ def verdict(runs: Runs) -> tuple[str, str]:
     parts = [bool((np.abs(x - 1) <= TOLERANCE).all()) for x in deviations]
     why = (
         f"with 1/√d_k the standard deviation is {right.min():.3f} to {right.max():.3f} in "
-        f"{len(right)} models, with 1/√d it is {wrong.min():.3f} to {wrong.max():.3f} of 1/√heads; "
-        f"unscaled, the variance is {min(head.min(), split.min()):.3f} to "
+        f"{len(right)} models, with 1/√d it is {wrong.min():.3f} to {wrong.max():.3f} times "
+        f"1/√heads; unscaled, the variance is {min(head.min(), split.min()):.3f} to "
         f"{max(head.max(), split.max()):.3f} times d_k, however wide the model."
     )
     return ("holds" if all(parts) else "holds partly" if any(parts) else "does not hold"), why
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """Variance against each width with the other fixed; the deviation by model under both rules."""
+    """Variance against each width with the other fixed; the deviation by model with both rules."""
     figures = stack(runs)
     head, model, models = figures["fixed_head"], figures["fixed_model"], figures["models"]
     separate = [

@@ -7,47 +7,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import Health, attention
-from ._demo import demo
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, table
-from ._plot import BLUE, GREY, ORANGE, Spec, axis, picture
-from ._threads import one_thread
+from ... import Health, attention
+from .._demo import demo
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health
+from .._plot import BLUE, GREY, ORANGE, Spec, axis, picture
+from .._threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CLAIM = 14
+VERSION = 1
 TITLE = "Initialisation gives zero mean and unit variance"
 SAID = """
-Queries and keys begin with mean 0 and variance 1, because the weights are initialised that way;
-so the variance of q·k is d_k and dividing by √d_k is right.
+Queries and keys start with mean 0 and variance 1, because the weights are initialised that way; so
+the variance of q·k is d_k, and dividing by √d_k is right.
 """
 DONE = """
-Words were projected to queries and keys ({d_model} wide, {heads} heads) with the weights that
-PyTorch and published models really begin with, and the engine measured the variance of the
-scores. Then the demo model (all-MiniLM-L6-v2, {trained_heads} heads, d_k = {d_k}): as trained and
-with its weights drawn anew, on {texts} sentences, every head.
+Words were projected to queries and keys ({d_model} wide, {heads} heads) with the initial weights
+that PyTorch and published models really use, and the engine measured the variance of the scores.
+Then every head of the demo model (all-MiniLM-L6-v2, {trained_heads} heads, d_k = {d_k}) was
+measured on {texts} sentences, as trained and with new random weights.
 """
 FOUND = """
 After LayerNorm, square Xavier weights give entries of variance {xavier:.2f} and scaled scores of
-variance {xavier_scores:.2f}. nn.MultiheadAttention, Xavier over one matrix for q, k
-and v, gives {packed:.2f} and {packed_scores:.2f}; nn.Linear's default (Kaiming with a = √5)
-{linear:.2f} and {linear_scores:.2f}; Kaiming for ReLU {kaiming:.2f} and {kaiming_scores:.2f}; the
-0.02 of BERT and GPT-2 {small:.2f} and {small_scores:.3f}. Without LayerNorm, embeddings of 0.02
-give scores of variance {embedding_scores:.0e}. In the demo model drawn anew the standard
-deviation of the scaled scores is {fresh:.2f±} on average; trained, it is {trained:.2f±}, from
-{trained_low:.2f} to {trained_high:.2f} by head.
+variance {xavier_scores:.2f}. nn.MultiheadAttention, with Xavier over one matrix for q, k and v,
+gives {packed:.2f} and {packed_scores:.2f}; nn.Linear's default (Kaiming with a = √5) {linear:.2f}
+and {linear_scores:.2f}; Kaiming for ReLU {kaiming:.2f} and {kaiming_scores:.2f}; the 0.02 of BERT
+and GPT-2 {small:.2f} and {small_scores:.3f}. Without LayerNorm, embeddings of 0.02 give scores of
+variance {embedding_scores:.0e}. In the demo model with new random weights, the standard deviation
+of the scaled scores is {fresh:.2f±} on average; trained, it is {trained:.2f±}, from
+{trained_low:.2f} to {trained_high:.2f} depending on the head.
 """
 LIMITS = """
-Of {schemes} ways to begin, {right} give unit variance within {tolerance:.0%}: {good}. (T5 leaves
-out the 1/√d_k and puts it into W_q instead.) {small_starts} of the others begin with scores too
-small, so that attention begins flat. After training the entries of heads have variances from
-{low_entry:.2f} to {high_entry:.1f}, and the variance of their scores is off by a factor of
-{wrong:.1f}, for the typical head, from what independent entries would give: the premise is gone.
-All the same {calm:.0%} of the trained heads have a standard deviation between 0.5 and 2. The model
-has found a scale of its own.
+Of {schemes} initialisations, {right} give unit variance within {tolerance:.0%}: {good}. (T5 leaves
+out the 1/√d_k and puts it into W_q instead.) {small_starts} of the others start with scores that
+are too small, so that attention starts flat. After training, the entries of heads have variances
+from {low_entry:.2f} to {high_entry:.1f}, and for the typical head the variance of the scores is
+off by a factor of {wrong:.1f} from what independent entries would give: the assumption no longer
+holds. Even so, {calm:.0%} of the trained heads have a standard deviation between 0.5 and 2. The
+model has found a scale of its own.
 """
 NEEDS = ("demo",)
 SHOW = ("schemes",)
@@ -242,10 +243,10 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if every scheme gives unit variance; partly if some do."""
+    """Holds if every initialisation gives unit variance; partly true if some do."""
     found, (_, right) = numbers(runs), _schemes(runs)
     why = (
-        f"{sum(right)} of {len(right)} ways to begin give scaled scores of variance 1 within "
+        f"{sum(right)} of {len(right)} initialisations give scaled scores of variance 1 within "
         f"{found['tolerance']:.0%} ({found['good']}){found['others']}. Trained heads have standard "
         f"deviations from {found['trained_low']:.2f} to {found['trained_high']:.2f}."
     )

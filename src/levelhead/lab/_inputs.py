@@ -1,16 +1,13 @@
-"""What several experiments measure in the same way."""
+"""Random queries and keys, and the engine's statistics of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .. import Health, attention
-
-Array = NDArray[Any]
+from ._figures import Array
 
 
 def normal(seed: int, *shape: int) -> Array:
@@ -19,7 +16,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 
 def queries_and_keys(seed: int, heads: int, length: int, d_k: int) -> tuple[Array, Array]:
-    """(heads, length, d_k) each, as claim 2 supposes them."""
+    """(heads, length, d_k) each, as claim 2 assumes them."""
     query, key = normal(seed, 2, heads, length, d_k)
     return query, key
 
@@ -30,9 +27,3 @@ def health(query: Array, key: Array, scale: float | None = None, **options: Any)
     measured: Health = result.health
     heads = measured.sums.reshape(-1, 1, measured.sums.shape[-1])
     return Health.from_sums(heads).over_batch()
-
-
-def table(rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Rows as columns."""
-    listed = list(rows)
-    return {name: [row[name] for row in listed] for name in listed[0]}

@@ -6,43 +6,43 @@ from typing import Any
 
 import numpy as np
 
-from ..scaling import SCALE_RULES
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, table
-from ._plot import COLOURS, NAMES, Spec, axis, band, picture
-from ._stack import ARCHITECTURES, stack_layers
-from ._threads import one_thread
+from ...scaling import SCALE_RULES
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._layer_stack import ARCHITECTURES, stack_layers
+from .._plot import COLOURS, NAMES, Spec, axis, band, picture
+from .._threads import one_thread
 
 CLAIM = 12
+VERSION = 1
 TITLE = "Scaling keeps attention expressive across many layers"
 SAID = """
 With the scale, attention stays expressive through many layers: no layer collapses onto single
-keys, none goes flat, and gradients reach them all.
+keys, none goes flat, and gradients reach all of them.
 """
 DONE = """
-Stacks of {depth} attention layers at initialisation (d_k = 64), bare, with residual connections,
-with LayerNorm after or before, and with MLPs between. In every layer: the entropy of its softmax,
-how alike the positions have become (mean cosine), and the gradient of W_q. The same with no scale
-and with 1/d_k.
+Stacks of {depth} attention layers at initialisation (d_k = 64): bare, with residual connections,
+with LayerNorm after or before, and with MLPs in between. Measured in every layer: the entropy of
+its softmax, how similar the positions have become (mean cosine), and the gradient of W_q. The same
+without a scale and with 1/d_k.
 """
 FOUND = """
 In the last of {depth} layers, with LayerNorm before and MLPs, the entropy is {entropy_root:.2f±}
-of its maximum with 1/√d_k, {entropy_none:.2f±} unscaled and {entropy_dk:.2f} with 1/d_k; the
-positions agree by {alike_root:.2f±}, {alike_none:.2f±} and {alike_dk:.2f±}. From the layer with
-the largest gradient of W_q to that with the smallest it is a factor of {range_root:.0f},
+of its maximum with 1/√d_k, {entropy_none:.2f±} unscaled and {entropy_dk:.2f} with 1/d_k; the mean
+cosine of the positions is {alike_root:.2f±}, {alike_none:.2f±} and {alike_dk:.2f±}. From the layer
+with the smallest gradient of W_q to the one with the largest it is a factor of {range_root:.0f},
 {range_none:,.0f} and {range_dk:.0f}.
 """
 LIMITS = """
-The scale bears on gradients and on one-hot rows; it does not by itself keep attention expressive.
-A softmax that spreads its weight averages, and averages of averages are alike: by layer {depth}
-of bare attention the positions have a cosine of {bare_alike:.3f} and the softmax an entropy of
+The scale affects gradients and one-hot rows; on its own it does not keep attention expressive. A
+softmax that spreads its weight averages, and averages of averages are alike: by layer {depth} of
+bare attention the positions have a cosine of {bare_alike:.3f} and the softmax an entropy of
 {bare_entropy:.3f} ({bare_alike_none:.3f} and {bare_entropy_none:.3f} unscaled). Residuals,
-LayerNorm and MLPs slow that down and do not end it: the full block is at {alike_root:.2f}, at
-{middle_root:.2f} half way. With residuals but no LayerNorm scores grow layer by layer, and scaled
-attention ends at an entropy of {residual_entropy:.2f}. Unscaled, positions of the full block stay
-at {alike_none:.2f}, and the price is the gradient's range. This is initialisation; training moves
-all of it.
+LayerNorm and MLPs slow this down but do not stop it: in the full block the cosine is
+{middle_root:.2f} half way and {alike_root:.2f} at the end. With residuals but no LayerNorm, scores
+grow layer by layer, and scaled attention ends at an entropy of {residual_entropy:.2f}. Unscaled,
+the positions of the full block stay at {alike_none:.2f}, and the price is the range of the
+gradients. All this is at initialisation; training changes it.
 """
 NEEDS = ("torch",)
 SHOW = ("last_layer",)
@@ -58,7 +58,7 @@ ONE_HOT, FLAT, RANGE = 0.3, 0.95, 100.0
 
 
 def measure(size: str, seed: int) -> Figures:
-    """Entropy, likeness of positions and gradient by layer, for every stack and scale."""
+    """Entropy, similarity of positions and gradient by layer, for every stack and scale."""
     sizes = SIZES[size]
     layers, last = [], []
     with one_thread():
@@ -109,14 +109,14 @@ def numbers(runs: Runs) -> dict[str, Any]:
 
 
 def _sound(last: dict[str, Array], rule: str) -> dict[str, list[str]]:
-    """Each demand with the stacks that meet it under a scale."""
+    """Each demand with the stacks that meet it with this scale."""
     mine = last["scale"][0] == rule
     names = last["stack"][0][mine]
     means = {
         name: last[name][:, mine].mean(axis=0) for name in last if name not in ("scale", "stack")
     }
     demands = {
-        "nowhere one-hot": means["lowest_entropy"] > ONE_HOT,
+        "never one-hot": means["lowest_entropy"] > ONE_HOT,
         "not flat at the end": means["entropy_ratio"] < FLAT,
         "gradients within a factor of 100": means["gradient_range_log10"] < np.log10(RANGE),
     }
@@ -124,7 +124,7 @@ def _sound(last: dict[str, Array], rule: str) -> dict[str, list[str]]:
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
-    """Holds if scaled stacks meet every demand; partly if they meet more than unscaled ones."""
+    """Holds if scaled stacks meet every demand; partly true if they meet more than the others."""
     last = stack(runs)["last_layer"]
     scaled, unscaled = (_sound(last, rule) for rule in ("sqrt_dk", "none"))
     total = len(set(last["stack"][0]))
@@ -136,12 +136,12 @@ def verdict(runs: Runs) -> tuple[str, str]:
     if mine == total * len(scaled):
         return "holds", f"{why}."
     if mine > theirs:
-        return "holds partly", f"{why}. The scale helps; alone it is not enough."
+        return "holds partly", f"{why}. The scale helps, but it is not enough on its own."
     return "does not hold", f"{why}."
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """Entropy, likeness and gradient by layer of the stack that looks most like a transformer."""
+    """Entropy, similarity and gradient by layer of the stack most like a transformer."""
     layers = stack(runs)["layers"]
     columns = {
         "entropy_ratio": ("Entropy of the softmax", "entropy / maximum"),

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ._experiment import Runs
-from ._figures import Figures, Spread, at, stack
-from ._measure import Array, health, table
-from ._plot import BLUE, GREY, ORANGE, PURPLE, RED, Spec, axis, band, guide, picture
+from .._experiment import Runs
+from .._figures import Array, Figures, Spread, at, stack, table
+from .._inputs import health
+from .._plot import BLUE, GREY, ORANGE, PURPLE, RED, Spec, axis, band, guide, picture
 
 CLAIM = 2
+VERSION = 1
 TITLE = "q·k has variance d_k"
 SAID = """
 If the entries of q and k have mean 0 and variance 1, the variance of q·k is d_k (1, 2, 8, 64, 512
@@ -19,20 +20,21 @@ for d_k = 1, 2, 8, 64, 512), so its standard deviation is √d_k.
 """
 DONE = """
 Queries and keys were drawn with independent entries of mean 0 and variance 1, and the engine
-reported the variance of all their unscaled scores. The entries were normal, uniform or just ±1.
-Then each premise was broken, one at a time.
+reported the variance of all their unscaled scores. The entries were normal, uniform, or just ±1.
+Then the assumptions were broken, one at a time.
 """
 FOUND = """
-Variance over d_k, for normal entries: {at_1:.3f±} at d_k = 1, {at_64:.3f±} at 64, {at_512:.3f±}
-at 512; the furthest that any distribution or d_k strayed from 1 is {worst:.1%}.
+The variance divided by d_k, for normal entries, is {at_1:.3f±} at d_k = 1, {at_64:.3f±} at 64 and
+{at_512:.3f±} at 512. Over all distributions and all d_k, the largest deviation from 1 is
+{worst:.1%}.
 """
 LIMITS = """
-It is independence that does the work, and most retellings leave it out. Every entry still has
-mean 0 and variance 1 when the entries of a vector correlate by 0.3 with each other, yet the
-variance at d_k = 512 is then {correlated:.0f} times d_k. A query that correlates by 0.5 with a
-key gives a variance {aligned:.2f} times d_k for that pair, and a mean of {aligned_mean:.0f} that
-no variance shows. Entries of mean 1 give {shifted:.2f} times d_k, entries of variance 4 give
-{wide:.1f} times. Trained queries and keys keep few of these premises: claim 14 measures them.
+Independence does the work here, and most explanations leave it out. If the entries of a vector
+correlate with each other by 0.3, each of them still has mean 0 and variance 1, yet the variance at
+d_k = 512 is {correlated:.0f} times d_k. If a query correlates with its key by 0.5, the variance
+for that pair is {aligned:.2f} times d_k, and the mean is {aligned_mean:.0f}, which no variance
+shows. Entries of mean 1 give {shifted:.2f} times d_k, entries of variance 4 give {wide:.1f} times.
+Trained queries and keys meet few of these assumptions: claim 14 measures them.
 """
 SHOW = ("independent", "premises")
 SECONDS = {"tiny": 0.1, "quick": 0.4, "full": 1.5}
@@ -50,11 +52,11 @@ DRAWS: dict[str, Draw] = {
 
 
 def measure(size: str, seed: int) -> Figures:
-    """The variance of q·k, and of q·k with one premise broken."""
+    """The variance of q·k, and of q·k with one assumption broken."""
     rng, length = np.random.default_rng(seed), LENGTH[size]
     rows, broken = [], []
     for d_k in D_K:
-        # Few entries tell little about a variance, so small d_k gets more heads.
+        # Few entries say little about a variance, so a small d_k gets more heads.
         heads = min(64, max(2, 512 // d_k))
         for entries, draw in DRAWS.items():
             query, key = draw(rng, (2, heads, length, d_k))
@@ -77,7 +79,7 @@ def measure(size: str, seed: int) -> Figures:
 
 
 def _broken(query: Array, key: Array) -> dict[str, tuple[Array, Array]]:
-    """Queries and keys that break one premise each; the last column is to spare."""
+    """Queries and keys that break one assumption each; the last column is a spare one."""
 
     def correlated(x: Array) -> Array:
         """Any two entries of a vector correlate by 0.3: they share the spare one."""
@@ -128,7 +130,7 @@ def verdict(runs: Runs) -> tuple[str, str]:
 
 
 def plot(runs: Runs) -> list[Spec]:
-    """The variance against d_k, as drawn and with broken premises."""
+    """The variance against d_k, as drawn and with broken assumptions."""
     figures = stack(runs)
     drawn, broken = figures["independent"], figures["premises"]
     normal = drawn["entries"][0] == "normal"
