@@ -1,5 +1,5 @@
 // The only file that knows both C++ and Python: arrays in, one call of the engine, arrays out.
-// Options arrive normalised (levelhead/_attention.py); shapes and dtypes are checked by describe().
+// Options arrive normalised (levelhead/_options.py); shapes and dtypes are checked by describe().
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -246,7 +246,7 @@ double greatest_number(Dtype dtype) {
 template <class T>
 using Numbers = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// The options of a call as _attention.py normalises them.
+// The options of a call as _options.py normalises them.
 class Options {
  public:
   explicit Options(Problem& problem) : p(problem) {}

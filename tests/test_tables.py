@@ -168,7 +168,7 @@ def test_the_tables_of_the_docs_are_those_of_the_code():
 
 def test_the_docs_list_what_there_is():
     listed = ", ".join(failable())
-    assert f"Worst first they are {listed};" in read("docs/checkup.md")
+    assert f"From worst to best: {listed};" in read("docs/checkup.md")
     marks = ", ".join(f"`{MARKS[level]}` {level}" for level in reversed(LEVELS))
     assert f"a mark per head ({marks})" in read("docs/watching.md")
     tracked = [f"`{name}`" for name, each in STATISTICS.items() if each.tracked]
