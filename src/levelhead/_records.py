@@ -7,10 +7,14 @@ from dataclasses import dataclass, field
 
 from ._health import GradHealth, Health
 
+# What a step belongs to. Nobody knows of a step without gradients whether training will follow: it
+# is "inference" at first, and "before training" from the first training step on.
+TRAINING, INFERENCE, BEFORE_TRAINING = PHASES = ("training", "inference", "before training")
+
 
 @dataclass(frozen=True)
 class Alert:
-    """A head whose verdict has turned worse."""
+    """A head whose verdict has turned worse; phase: of its step, one of PHASES."""
 
     step: int
     layer: str
@@ -21,10 +25,12 @@ class Alert:
     value: float  # of the statistic that the verdict rests on
     reason: str
     hint: str
+    phase: str = TRAINING
 
     def __str__(self) -> str:
+        phase = "" if self.phase == TRAINING else f"{self.phase}, "
         return (
-            f"step {self.step}, {self.layer or 'outside any module'}, head {self.head}: "
+            f"{phase}step {self.step}, {self.layer or 'outside any module'}, head {self.head}: "
             f"{self.verdict} (was {self.previous}); {self.reason}. What to do: {self.hint}"
         )
 
@@ -37,6 +43,7 @@ class StepRecord:
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
     alerts: heads that turned worse in this step
     thresholds: those that were changed, by name
+    phase: "training"; or "inference", a step without gradients that no training came before
     """
 
     step: int
@@ -45,3 +52,4 @@ class StepRecord:
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    phase: str = TRAINING

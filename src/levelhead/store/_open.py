@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ._schema import APPLICATION_ID, SCHEMA, VERSION
+from ._schema import APPLICATION_ID, SCHEMA, VERSION, migration
 
 FilePath = str | os.PathLike[str]
 _PATIENCE = 5.0  # seconds for a lock to be released; nobody waits for a step yet
@@ -50,6 +50,10 @@ def opening(path: Path) -> Iterator[sqlite3.Connection]:
             _check(connection, path)
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            if migration(connection):
+                with transaction(connection):  # looked at again: another process may have done it
+                    for statement in migration(connection):
+                        connection.execute(statement)
             yield connection
         except BaseException:
             connection.close()

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from .._health import GradHealth, Health
 from .._per_head import Floats, PerHead
-from .._records import Alert
+from .._records import INFERENCE, PHASES, TRAINING, Alert
 from ._open import FilePath, StoreError, reading
-from ._schema import ALERT_COLUMNS
+from ._schema import ALERT_COLUMNS, columns_of
 
 _Series = tuple[NDArray[np.int64], Floats]
 _TABLES: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
@@ -30,6 +30,7 @@ class Run:
 
     id, name, model, meta: as given to `Store`
     started, ended: seconds since 1970; ended is None for a run that goes on or was killed
+    phase: which steps these are: of "training", of "inference", or "before training"
     steps, times: the recorded steps, in the order they were written
     layers: dotted module names, in the order they were first seen
     alerts: the heads that turned worse
@@ -42,11 +43,12 @@ class Run:
     meta: Mapping[str, Any]
     started: float
     ended: float | None
+    phase: str
     steps: list[int] = field(repr=False)
     times: list[float] = field(repr=False)
     layers: list[str] = field(repr=False)
     alerts: list[Alert] = field(repr=False)
-    _last: int = field(repr=False)  # id of its last step: later ones came after the look
+    _ids: list[int] = field(repr=False)  # of its steps: others are of other phases, or came later
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict, repr=False)
 
     def health(self, layer: str) -> list[tuple[int, Health]]:
@@ -84,25 +86,27 @@ class Run:
         with reading(self.path) as connection:
             rows = connection.execute(
                 f"""
-                SELECT s.id, s.step, h.head, {", ".join("h." + name for name in kind.COLUMNS)}
+                SELECT s.id, h.head, {", ".join("h." + name for name in kind.COLUMNS)}
                 FROM steps AS s JOIN {_TABLES[kind]} AS h ON h.step_id = s.id
                 WHERE s.run_id = ? AND s.id <= ?
                 AND h.layer_id = (SELECT id FROM layers WHERE run_id = ? AND name = ?)
                 ORDER BY s.id, h.head
                 """,
-                (self.id, self._last, self.id, layer),
+                (self.id, max(self._ids, default=0), self.id, layer),
             ).fetchall()
-        table = np.array(rows, np.float64).reshape(len(rows), 3 + len(kind.COLUMNS))  # NULL is NaN
-        _, first, place = np.unique(table[:, 0], return_index=True, return_inverse=True)
-        head = table[:, 2].astype(np.int64)
+        table = np.array(rows, np.float64).reshape(len(rows), 2 + len(kind.COLUMNS))  # NULL is NaN
+        table = table[np.isin(table[:, 0], self._ids)]
+        ids, place = np.unique(table[:, 0], return_inverse=True)
+        head = table[:, 1].astype(np.int64)
         # A step with fewer heads than another is filled up with heads that saw nothing.
         nothing = kind._combine(np.empty((0, head.max(initial=-1) + 1, len(kind.COLUMNS))))
-        sums = np.repeat(nothing[None], len(first), axis=0)
-        sums[place, head] = table[:, 3:]
-        return table[first, 1].astype(np.int64), sums
+        sums = np.repeat(nothing[None], len(ids), axis=0)
+        sums[place, head] = table[:, 2:]
+        steps = np.array(self.steps, np.int64)
+        return steps[np.searchsorted(self._ids, ids)], sums
 
 
-def read_run(path: FilePath, run: int | str | None = None) -> Run:
+def read_run(path: FilePath, run: int | str | None = None, phase: str | None = None) -> Run:
     """A run of a store, which may be in use; the latest by default.
 
     >>> import tempfile, time, numpy as np, levelhead as lh
@@ -121,34 +125,58 @@ def read_run(path: FilePath, run: int | str | None = None) -> Run:
 
     path: the file; it is opened read-only, and nothing is created
     run:  its id or its name (the latest of that name)
+    phase: of its steps, "training", "inference" or "before training"; by default training, or
+        inference if nothing was trained
     """
     path = Path(path)
+    if phase is not None:
+        known(phase, "phase", PHASES)
     with reading(path) as connection:
         found = _find(connection, path, run)
+        values = (found["id"],)
+        # The first version's files have no phases.
+        phases = "phase" if "phase" in columns_of(connection, "steps") else f"'{TRAINING}'"
         steps = connection.execute(
-            "SELECT id, step, time FROM steps WHERE run_id = ? ORDER BY id", (found["id"],)
+            f"SELECT id, step, time, {phases} FROM steps WHERE run_id = ? ORDER BY id", values
         ).fetchall()
+        there = {each for *_, each in steps}
+        if phase is None:
+            phase = INFERENCE if there and TRAINING not in there else TRAINING
+        steps = [step for step in steps if step[-1] == phase]
         layers = connection.execute(
-            "SELECT name FROM layers WHERE run_id = ? ORDER BY id", (found["id"],)
+            "SELECT id, name FROM layers WHERE run_id = ? ORDER BY id", values
         ).fetchall()
+        if there - {phase}:
+            took_part = f"""
+                SELECT 1 FROM steps JOIN head_stats AS h ON h.step_id = steps.id
+                WHERE run_id = ? AND layer_id = ? AND {phases} = ? LIMIT 1
+                """
+            layers = [
+                (layer, name)
+                for layer, name in layers
+                if connection.execute(took_part, (*values, layer, phase)).fetchone()
+            ]
         alerts = connection.execute(
             f"""
-            SELECT s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
+            SELECT s.id, s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
             FROM alerts AS a
             JOIN steps AS s ON s.id = a.step_id
             JOIN layers AS l ON l.id = a.layer_id
             WHERE s.run_id = ? ORDER BY a.id
             """,
-            (found["id"],),
+            values,
         ).fetchall()
+    ids = [key for key, *_ in steps]
+    kept = set(ids)
     return Run(
         path=path,
         **found,
-        steps=[step for _, step, _ in steps],
-        times=[time for _, _, time in steps],
-        layers=[name for (name,) in layers],
-        alerts=[_alert(*values) for values in alerts],
-        _last=steps[-1][0] if steps else 0,
+        phase=phase,
+        steps=[step for _, step, *_ in steps],
+        times=[time for _, _, time, _ in steps],
+        layers=[name for _, name in layers],
+        alerts=[_alert(phase, *values) for key, *values in alerts if key in kept],
+        _ids=ids,
     )
 
 
@@ -165,10 +193,10 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
     return matching[-1] | {"meta": json.loads(matching[-1]["meta"])}
 
 
-def _alert(step: int, layer: str, *values: Any) -> Alert:
+def _alert(phase: str, step: int, layer: str, *values: Any) -> Alert:
     fields = dict(zip(ALERT_COLUMNS, values, strict=True))
     fields["value"] = math.nan if fields["value"] is None else fields["value"]
-    return Alert(step=step, layer=layer, **fields)
+    return Alert(step=step, layer=layer, phase=phase, **fields)
 
 
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:

@@ -1,7 +1,13 @@
 """The tables of a store. docs/store.md explains them and shows queries."""
 
+from __future__ import annotations
+
+import sqlite3
+
+from .._records import TRAINING
+
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
-VERSION = 1  # PRAGMA user_version; grows with every change below
+VERSION = 2  # PRAGMA user_version; grows with every change below
 
 ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
 
@@ -20,8 +26,9 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS steps (
     id       INTEGER PRIMARY KEY,  -- in order of writing
     run_id   INTEGER NOT NULL REFERENCES runs,
-    step     INTEGER NOT NULL,     -- the number that training gave it
-    time     REAL NOT NULL
+    step     INTEGER NOT NULL,     -- from 0 in training; below 0 before it
+    time     REAL NOT NULL,
+    phase    TEXT NOT NULL DEFAULT '{TRAINING}'  -- or 'inference', or 'before training'
 );
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run_id);
 
@@ -133,3 +140,16 @@ LEFT JOIN gradient_stats AS g
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
 """
+
+
+def migration(connection: sqlite3.Connection) -> list[str]:
+    """The statements that bring a file of an older version up to date; none where it is."""
+    if "phase" in columns_of(connection, "steps"):
+        return []
+    added = f"ALTER TABLE steps ADD COLUMN phase TEXT NOT NULL DEFAULT '{TRAINING}'"
+    return [added, f"PRAGMA user_version = {VERSION}"]
+
+
+def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
+    """The columns that a table of a file has."""
+    return {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}

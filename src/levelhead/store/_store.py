@@ -14,7 +14,7 @@ from typing import Any
 from .. import __version__
 from .._health import GRAD_SUMS, HEALTH_SUMS, Verdict
 from .._per_head import PerHead
-from .._records import StepRecord
+from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
 from ._judged import judged
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
@@ -27,7 +27,14 @@ _RUN = """
 INSERT INTO runs (name, model, meta, version, started)
 VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
 """
-_STEP = "INSERT INTO steps (run_id, step, time) VALUES (?, ?, ?)"
+_STEP = "INSERT INTO steps (run_id, step, time, phase) VALUES (?, ?, ?, ?)"
+# Steps of inference that training came after, numbered back from -1 (or from those before them).
+_BEFORE = f"""
+UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - 1 - :last + :first
+WHERE run_id = :run AND phase = '{INFERENCE}'
+"""
+_LAST = f"SELECT max(step) FROM steps WHERE run_id = ? AND phase = '{INFERENCE}'"
+_FIRST = "SELECT min(0, min(step)) FROM steps WHERE run_id = ?"
 _LAYER = "INSERT INTO layers (run_id, name) VALUES (?, ?)"
 _HEAD = f"INSERT INTO head_stats VALUES (?, ?, ?, ?, ?{', ?' * len(HEALTH_SUMS)})"
 _GRADIENT = f"INSERT INTO gradient_stats VALUES (?, ?, ?{', ?' * len(GRAD_SUMS)})"
@@ -55,6 +62,9 @@ class Store(Sink):
     model: what was watched, in words
     meta:  anything else to remember, kept as JSON (what JSON does not know, as its str)
 
+    When the first step of training comes, the steps of inference before it become steps "before
+    training", with numbers below 0.
+
     Each step is one transaction: a killed process loses at most the step being written. A step
     that cannot be written (full disk, locked file) is logged once and lost; training goes on.
     Only opening raises, a `StoreError`.
@@ -73,6 +83,7 @@ class Store(Sink):
         self._lock = threading.Lock()
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
+        self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
         self._open = True
@@ -118,7 +129,9 @@ class Store(Sink):
         verdicts = judged(record)
         insert = self._connection.executemany
         with transaction(self._connection):
-            step = self._insert(_STEP, (self.run, int(record.step), record.time))
+            if self._inferred and record.phase == TRAINING:
+                self._mark_as_before_training()
+            step = self._insert(_STEP, (self.run, int(record.step), record.time, record.phase))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
                     layers[name] = self._insert(_LAYER, (self.run, name))
@@ -137,6 +150,13 @@ class Store(Sink):
             )
             insert(_ALERT, alerts)
         self._layers = layers  # only now: a transaction that failed has made none
+        self._inferred = record.phase == INFERENCE
+
+    def _mark_as_before_training(self) -> None:
+        (last,) = self._connection.execute(_LAST, (self.run,)).fetchone()
+        (first,) = self._connection.execute(_FIRST, (self.run,)).fetchone()
+        numbers = {"run": self.run, "last": last, "first": first}
+        self._connection.execute(_BEFORE, numbers)
 
     def _insert(self, statement: str, values: tuple[object, ...]) -> int:
         """The id of the new row."""
