@@ -46,7 +46,7 @@ def test_a_line_holds_the_whole_record(tmp_path):
     with JsonLines(tmp_path / "run.jsonl") as sink:
         sink(record())
     (line,) = map(strict, (tmp_path / "run.jsonl").read_text().splitlines())
-    assert (line["step"], line["time"]) == (5, 1005.0)
+    assert (line["step"], line["phase"], line["time"]) == (5, "training", 1005.0)
     mixed, outside = line["layers"]
     assert (mixed["name"], outside["name"]) == ("mixed", "")
     assert [head["head"] for head in mixed["heads"]] == [0, 1]

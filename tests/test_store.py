@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -324,6 +325,91 @@ def test_the_file_is_sound_and_the_view_can_be_queried(path):
         assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
         (worst,) = connection.execute("SELECT max(score_max) FROM heads WHERE step = 0").fetchone()
     assert worst == max(h.score_max.max() for h in record(0).health.values())
+
+
+# ---------------------------------------------------------------- phases
+
+
+def inferred(step, **options):
+    return replace(record(step, **options), phase="inference")
+
+
+def test_what_came_before_training_is_renumbered_when_it_begins(path):
+    late = ("late",)
+    with Store(path) as store:
+        for each in (inferred(0), inferred(4), inferred(6, alerts=(alert(6),))):
+            store(each)
+        run = read_run(path)
+        assert (run.phase, run.steps) == ("inference", [0, 4, 6])
+        assert run.alerts == [replace(alert(6), phase="inference")]
+        store(record(0, layers=late, gradients=late))
+        store(record(1, layers=late, gradients=late))
+        assert (run.steps, [step for step, _ in run.health(LAYERS[0])]) == ([0, 4, 6], [0, 4, 6])
+        store(inferred(2))  # and once more, as by a watch that was entered again
+        assert read_run(path, phase="inference").steps == [2]
+        store(record(2, layers=late, gradients=late))
+    run = read_run(path)
+    assert (run.phase, run.steps, run.layers, run.alerts) == ("training", [0, 1, 2], ["late"], [])
+    assert run.health("late")[1] == (1, record(1, layers=late).health["late"])
+    before = read_run(path, phase="before training")
+    assert (before.steps, before.layers) == ([-7, -3, -1, -8], list(LAYERS))
+    assert before.times == [1000.0, 1004.0, 1006.0, 1002.0]
+    written = zip(before.steps, (0, 4, 6, 2), strict=True)
+    assert before.health(LAYERS[1]) == [(n, record(s).health[LAYERS[1]]) for n, s in written]
+    assert before.alerts == [replace(alert(-1), phase="before training")]
+    assert read_run(path, phase="inference").steps == []
+    with pytest.raises(StoreError, match="no phase 'train': did you mean 'training'"):
+        read_run(path, phase="train")
+    numbers = rows(path, "SELECT DISTINCT step FROM heads ORDER BY step")
+    assert numbers == [(step,) for step in (-8, -7, -3, -1, 0, 1, 2)]
+
+
+def test_only_the_run_that_begins_to_train_is_renumbered(path):
+    with Store(path, name="one") as one, Store(path, name="two") as two:
+        one(inferred(0))
+        two(inferred(0))
+        one(record(0))
+    assert read_run(path, "one").phase == "training"
+    assert (read_run(path, "two").phase, read_run(path, "two").steps) == ("inference", [0])
+
+
+def test_renumbering_waits_with_the_step_that_could_not_be_written(path, caplog):
+    with Store(path) as store, closing(sqlite3.connect(path, isolation_level=None)) as other:
+        store(inferred(0))
+        other.execute("BEGIN IMMEDIATE")
+        store(record(0))
+        other.execute("ROLLBACK")
+        assert read_run(path).phase == "inference"
+        store(record(1))
+    assert read_run(path).steps == [1]
+    assert read_run(path, phase="before training").steps == [-1]
+
+
+OLD = """
+DROP VIEW heads;
+ALTER TABLE steps DROP COLUMN phase;
+PRAGMA user_version = 1;
+"""
+
+
+def test_a_store_without_phases_is_read_and_written_on(path):
+    with Store(path, name="old") as store:
+        store(record(3, alerts=(alert(3),)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD)
+    before = path.read_bytes()
+    old = read_run(path)
+    assert (old.phase, old.steps, old.alerts) == ("training", [3], [alert(3)])
+    assert old.health(LAYERS[0]) == [(3, record(3).health[LAYERS[0]])]
+    empty = read_run(path, phase="before training")
+    assert (empty.steps, empty.layers, empty.alerts) == ([], [], [])
+    assert path.read_bytes() == before
+    with Store(path, name="new") as store:
+        store(inferred(0))
+        store(record(0))
+    assert rows(path, "PRAGMA user_version") == [(VERSION,)]
+    assert (read_run(path, "old").phase, read_run(path, "old").steps) == ("training", [3])
+    assert read_run(path, "new", phase="before training").steps == [-1]
 
 
 # ---------------------------------------------------------------- other processes

@@ -9,10 +9,14 @@ from functools import cached_property
 from ._health import Evidence, GradHealth, Health, Judgement, Thresholds, judge
 from ._health.describe import place
 
+# What a step belongs to. Nobody knows of a step without gradients whether training will follow: it
+# is "inference" at first, and "before training" from the first training step on.
+TRAINING, INFERENCE, BEFORE_TRAINING = PHASES = ("training", "inference", "before training")
+
 
 @dataclass(frozen=True)
 class Alert:
-    """A head whose verdict has turned worse."""
+    """A head whose verdict has turned worse; phase: of its step, one of PHASES."""
 
     step: int
     layer: str
@@ -23,10 +27,12 @@ class Alert:
     value: float  # of the statistic that the verdict rests on
     reason: str
     hint: str
+    phase: str = TRAINING
 
     def __str__(self) -> str:
+        phase = "" if self.phase == TRAINING else f"{self.phase}, "
         return (
-            f"step {self.step}, {place(self.layer)}, head {self.head}: "
+            f"{phase}step {self.step}, {place(self.layer)}, head {self.head}: "
             f"{self.verdict} (was {self.previous}); {self.reason}. What to do: {self.hint}"
         )
 
@@ -39,6 +45,7 @@ class StepRecord:
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
     alerts: heads that turned worse in this step
     thresholds: those that were changed, by name
+    phase: "training"; or "inference", a step without gradients that no training came before
     evidence, judged: the same as the judge sees it, and its verdicts on each layer's heads
     """
 
@@ -48,6 +55,7 @@ class StepRecord:
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
     alerts: tuple[Alert, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
+    phase: str = TRAINING
 
     @cached_property
     def evidence(self) -> Evidence:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .._health import Evidence, Floats, GradHealth, Health, PerHead, Thresholds
 from .._health.describe import plural
 from .._hints import did_you_mean, shown
-from .._records import Alert, StepRecord
+from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
 from ._check import file_path
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS, SUMS, columns_of
@@ -33,6 +33,7 @@ class Run:
 
     id, name, model, meta: as given to `Store`
     started, ended: seconds since 1970; ended is None for a run that goes on or was killed
+    phase: which steps these are: of "training", of "inference", or "before training"
     steps, times: the recorded steps, in the order they were written
     layers: dotted module names, in the order they were first seen
     alerts: the heads that turned worse
@@ -47,6 +48,7 @@ class Run:
     meta: Mapping[str, Any]
     started: float
     ended: float | None
+    phase: str
     steps: list[int]
     times: list[float]
     layers: list[str]
@@ -83,6 +85,7 @@ class Run:
             meta={},
             started=records[0].time if records else time.time(),
             ended=ended,
+            phase=records[-1].phase if records else TRAINING,
             steps=[record.step for record in records],
             times=[record.time for record in records],
             layers=list(layers),
@@ -167,8 +170,8 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     return np.array([step for step, _ in steps], np.int64), together
 
 
-def _read(path: Path, run: int, last: int, layer: str, kind: type[PerHead]) -> _Series:
-    """From a file, up to the step with the id `last`: later ones came after the look."""
+def _read(path: Path, run: int, ids: list[int], layer: str, kind: type[PerHead]) -> _Series:
+    """From a file; ids: of the steps, as others are of other phases or came after the look."""
     table = SUMS[kind]
     with reading(path) as connection:
         there = columns_of(connection, table)  # an older version's lacks the newer statistics
@@ -181,15 +184,16 @@ def _read(path: Path, run: int, last: int, layer: str, kind: type[PerHead]) -> _
             AND h.layer_id = (SELECT id FROM layers WHERE run_id = ? AND name = ?)
             ORDER BY s.id, h.head
             """,
-            (run, last, run, layer),
+            (run, max(ids, default=0), run, layer),
         ).fetchall()
     found = np.array(rows, np.float64).reshape(len(rows), 3 + len(kind.COLUMNS))  # NULL is NaN
+    found = found[np.isin(found[:, 0], ids)]
     _, first = np.unique(found[:, 0], return_index=True)
     parts = np.split(found[:, 3:], first[1:])
     return _aligned(kind, list(zip(found[first, 1].astype(np.int64).tolist(), parts, strict=False)))
 
 
-def read_run(path: FilePath, run: int | str | None = None) -> Run:
+def read_run(path: FilePath, run: int | str | None = None, phase: str | None = None) -> Run:
     """A run of a store, which may be in use; the latest by default.
 
     >>> import tempfile, time, numpy as np, levelhead as lh
@@ -208,36 +212,60 @@ def read_run(path: FilePath, run: int | str | None = None) -> Run:
 
     path: the file; it is opened read-only, and nothing is created
     run:  its id or its name (the latest of that name)
+    phase: of its steps, "training", "inference" or "before training"; by default training, or
+        inference if nothing was trained
     """
     path = file_path(path)
     if not isinstance(run, int | str | np.integer | None):
         raise TypeError(f"run: expected an id or a name, got {shown(run)}")
+    if phase is not None:
+        known(phase, "phase", PHASES)
     with reading(path) as connection:
         found = _find(connection, path, run)
+        values = (found["id"],)
+        # The first version's files have no phases.
+        phases = "phase" if "phase" in columns_of(connection, "steps") else f"'{TRAINING}'"
         steps = connection.execute(
-            "SELECT id, step, time FROM steps WHERE run_id = ? ORDER BY id", (found["id"],)
+            f"SELECT id, step, time, {phases} FROM steps WHERE run_id = ? ORDER BY id", values
         ).fetchall()
+        there = {each for *_, each in steps}
+        if phase is None:
+            phase = INFERENCE if there and TRAINING not in there else TRAINING
+        steps = [step for step in steps if step[-1] == phase]
         layers = connection.execute(
-            "SELECT name FROM layers WHERE run_id = ? ORDER BY id", (found["id"],)
+            "SELECT id, name FROM layers WHERE run_id = ? ORDER BY id", values
         ).fetchall()
+        if there - {phase}:
+            took_part = f"""
+                SELECT 1 FROM steps JOIN head_stats AS h ON h.step_id = steps.id
+                WHERE run_id = ? AND layer_id = ? AND {phases} = ? LIMIT 1
+                """
+            layers = [
+                (layer, name)
+                for layer, name in layers
+                if connection.execute(took_part, (*values, layer, phase)).fetchone()
+            ]
         alerts = connection.execute(
             f"""
-            SELECT s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
+            SELECT s.id, s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
             FROM alerts AS a
             JOIN steps AS s ON s.id = a.step_id
             JOIN layers AS l ON l.id = a.layer_id
             WHERE s.run_id = ? ORDER BY a.id
             """,
-            (found["id"],),
+            values,
         ).fetchall()
+    ids = [key for key, *_ in steps]
+    kept = set(ids)
     return Run(
         path=path,
         **found,
-        steps=[step for _, step, _ in steps],
-        times=[at for _, _, at in steps],
-        layers=[name for (name,) in layers],
-        alerts=[_alert(*values) for values in alerts],
-        _source=partial(_read, path, found["id"], steps[-1][0] if steps else 0),
+        phase=phase,
+        steps=[step for _, step, *_ in steps],
+        times=[at for _, _, at, _ in steps],
+        layers=[name for _, name in layers],
+        alerts=[_alert(phase, *values) for key, *values in alerts if key in kept],
+        _source=partial(_read, path, found["id"], ids),
     )
 
 
@@ -258,10 +286,10 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
     return found | {"meta": json.loads(found["meta"]), "thresholds": thresholds}
 
 
-def _alert(step: int, layer: str, *values: Any) -> Alert:
+def _alert(phase: str, step: int, layer: str, *values: Any) -> Alert:
     fields = dict(zip(ALERT_COLUMNS, values, strict=True))
     fields["value"] = math.nan if fields["value"] is None else fields["value"]
-    return Alert(step=step, layer=layer, **fields)
+    return Alert(step=step, layer=layer, phase=phase, **fields)
 
 
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:

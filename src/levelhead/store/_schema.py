@@ -6,6 +6,7 @@ import sqlite3
 
 from .._health import GradHealth, Health, PerHead
 from .._health.statistics import Count, Statistic, statistics_of
+from .._records import TRAINING
 
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 # PRAGMA user_version. It grows when older versions could not use the file. A new statistic does
@@ -13,6 +14,7 @@ APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 VERSION = 2
 
 ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
+_PHASE = f"TEXT NOT NULL DEFAULT '{TRAINING}'"
 SUMS: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
 
 
@@ -33,8 +35,9 @@ CREATE TABLE IF NOT EXISTS runs (
 CREATE TABLE IF NOT EXISTS steps (
     id       INTEGER PRIMARY KEY,  -- in order of writing
     run_id   INTEGER NOT NULL REFERENCES runs,
-    step     INTEGER NOT NULL,     -- the number that training gave it
-    time     REAL NOT NULL
+    step     INTEGER NOT NULL,     -- from 0 in training; below 0 before it
+    time     REAL NOT NULL,
+    phase    {_PHASE}  -- or 'inference', or 'before training'
 );
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run_id);
 
@@ -90,9 +93,9 @@ PRAGMA user_version = {VERSION};
 def migration(connection: sqlite3.Connection) -> list[str]:
     """The statements that bring a file of an older version up to date; none where it is.
 
-    Rows stay as they are: a column that is new is NULL in them, which reads as NaN, not known.
+    Rows stay as they are: a number that is new is NULL in them, which reads as NaN, not known.
     """
-    wanted = {"runs": {"thresholds": "TEXT"}} | {
+    wanted = {"runs": {"thresholds": "TEXT"}, "steps": {"phase": _PHASE}} | {
         table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()
     }
     added = [

@@ -18,7 +18,7 @@ from .._health.numbers import plain
 from .._health.statistics import Statistic, statistics_of
 from .._health.verdicts import SHORT
 from .._hints import shown
-from .._records import StepRecord
+from .._records import TRAINING, StepRecord
 from ._check import check_record, file_path
 from ._open import FilePath, StoreError
 from ._outage import Outage
@@ -42,10 +42,10 @@ class JsonLines(Sink):
 
     path: the file; what it holds already stays
 
-    A line has step, time, layers and alerts. A layer has its name and its heads; a head has its
-    index, verdict, level, reason, every field of Health and, after a backward pass, of GradHealth.
-    null is a number that is not finite, or the verdict of a head with too few keys. A full disk
-    is logged once and loses whole lines; training goes on.
+    A line has step, phase, time, layers and alerts. A layer has its name and its heads; a head has
+    its index, verdict, level, reason, every field of Health and, after a backward pass, of
+    GradHealth. null is a number that is not finite, or the verdict of a head with too few keys. A
+    full disk is logged once and loses whole lines; training goes on.
     """
 
     def __init__(self, path: FilePath) -> None:
@@ -98,7 +98,7 @@ def _plain(record: StepRecord) -> dict[str, Any]:
         for name, heads in describe(record.evidence, record.judged).items()
     ]
     alerts = [plain(asdict(alert)) for alert in record.alerts]
-    when = {"step": int(record.step), "time": float(record.time)}
+    when = {"step": int(record.step), "phase": record.phase, "time": float(record.time)}
     return {**when, "layers": layers, "alerts": alerts}
 
 
@@ -132,7 +132,8 @@ class TensorBoard(Sink):
     whichever is bad), entropy_ratio_mean/LAYER the mean over its heads, worst_head/LAYER the
     index of the head with the worst verdict. heads/critical, heads/error and heads/warning count
     the heads of all layers at that level. Alerts are texts. So a chart is a layer, a group of
-    charts a statistic, and the file grows by layers, not by heads.
+    charts a statistic, and the file grows by layers, not by heads. Steps of inference have tags of
+    their own, inference/entropy_ratio/LAYER: they have numbers of their own.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class TensorBoard(Sink):
         for level in LOUD:
             self._add(record, f"heads/{level}", levels[level])
         for alert in record.alerts:
-            self._writer.add_text("alerts", str(alert), record.step, record.time)
+            self._writer.add_text(_tag(record, "alerts"), str(alert), record.step, record.time)
 
     def close(self) -> None:
         """Flush; close the writer that was made here, leave one that was given open."""
@@ -183,7 +184,11 @@ class TensorBoard(Sink):
             self._writer.close()
 
     def _add(self, record: StepRecord, tag: str, value: float) -> None:
-        self._writer.add_scalar(tag, float(value), record.step, record.time)
+        self._writer.add_scalar(_tag(record, tag), float(value), record.step, record.time)
+
+
+def _tag(record: StepRecord, tag: str) -> str:
+    return tag if record.phase == TRAINING else f"{record.phase}/{tag}"
 
 
 def _summary_writer(folder: FilePath) -> Any:

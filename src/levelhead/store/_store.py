@@ -15,7 +15,7 @@ from .. import __version__
 from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
 from .._health.verdicts import SHORT
 from .._hints import shown
-from .._records import StepRecord
+from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
 from ._check import check_record, file_path, text
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
@@ -29,9 +29,16 @@ INSERT INTO runs (name, model, meta, version, started)
 VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
 """
 _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
-_STEP = insert("steps", "run_id", "step", "time")
+_STEP = insert("steps", "run_id", "step", "time", "phase")
 _LAYER = insert("layers", "run_id", "name")
 _ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
+# Steps of inference that training came after, numbered back from -1 (or from those before them).
+_BEFORE = f"""
+UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - 1 - :last + :first
+WHERE run_id = :run AND phase = '{INFERENCE}'
+"""
+_LAST = f"SELECT max(step) FROM steps WHERE run_id = ? AND phase = '{INFERENCE}'"
+_FIRST = "SELECT min(0, min(step)) FROM steps WHERE run_id = ?"
 
 
 class Store(Sink):
@@ -55,7 +62,9 @@ class Store(Sink):
     model: what was watched, in words
     meta:  anything else to remember, kept as JSON (what JSON does not know, as its str)
 
-    The thresholds of the verdicts come with the steps and are kept with the run.
+    The thresholds of the verdicts come with the steps and are kept with the run. When the first
+    step of training comes, the steps of inference before it become steps "before training", with
+    numbers below 0.
 
     Each step is one transaction: a killed process loses at most the step being written. A step
     that cannot be written (full disk, locked file) is logged once and lost; training goes on.
@@ -79,6 +88,7 @@ class Store(Sink):
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
         self._thresholds = ""  # as written
+        self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
         self._open = True
@@ -133,7 +143,10 @@ class Store(Sink):
         with transaction(self._connection):
             if thresholds != self._thresholds:
                 self._connection.execute(_THRESHOLDS, (thresholds, self.run))
-            step = self._insert(_STEP, (self.run, int(record.step), float(record.time)))
+            if self._inferred and record.phase == TRAINING:
+                self._mark_as_before_training()
+            when = (int(record.step), float(record.time), record.phase)
+            step = self._insert(_STEP, (self.run, *when))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
                     layers[name] = self._insert(_LAYER, (self.run, name))
@@ -154,6 +167,13 @@ class Store(Sink):
             write(_ALERT, alerts)
         # Only now: a transaction that failed has written none of it.
         self._layers, self._thresholds = layers, thresholds
+        self._inferred = record.phase == INFERENCE
+
+    def _mark_as_before_training(self) -> None:
+        (last,) = self._connection.execute(_LAST, (self.run,)).fetchone()
+        (first,) = self._connection.execute(_FIRST, (self.run,)).fetchone()
+        numbers = {"run": self.run, "last": last, "first": first}
+        self._connection.execute(_BEFORE, numbers)
 
     def _insert(self, statement: str, values: tuple[object, ...]) -> int:
         """The id of the new row."""

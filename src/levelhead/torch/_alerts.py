@@ -39,7 +39,7 @@ class Changes:
                     continue
                 self._bad[layer, head] = is_now
                 if was is None or is_now.rank < was.rank:
-                    alert = _alert(record.step, layer, judged, head, was)
+                    alert = _alert(record, layer, judged, head, was)
                     found.append((judged.severity(head), alert))
         return tuple(alert for _, alert in sorted(found, key=lambda entry: entry[0]))
 
@@ -52,13 +52,15 @@ def _all(judged: Judgement | None) -> dict[int, _Was]:
     return {head: _Was(*was) for head, was in enumerate(heads) if was[1] != SHORT}
 
 
-def _alert(step: int, layer: str, judged: Judgement, head: int, last: _Was | None) -> Alert:
+def _alert(
+    record: StepRecord, layer: str, judged: Judgement, head: int, last: _Was | None
+) -> Alert:
     verdict = judged[head]
     previous = "not seen before" if last is None else last.verdict
     if last is not None and last.verdict == verdict.verdict:
         previous = f"{last.verdict}, {last.level}"
     return Alert(
-        step=step,
+        step=record.step,
         layer=layer,
         head=head,
         verdict=verdict.verdict,
@@ -67,4 +69,5 @@ def _alert(step: int, layer: str, judged: Judgement, head: int, last: _Was | Non
         value=judged.value(head),
         reason=verdict.reason,
         hint=verdict.hint,
+        phase=record.phase,
     )

@@ -36,6 +36,7 @@ class Call:
     """What `listen` and `watch` know of one call of attention.
 
     module: dotted name of the module that made the call, "" outside any
+    other:  made inside another model than the one that names the modules
     kind:   "fused" (one function computed all of it) or "eager" (products and a softmax)
     health: Health of shape (batch, heads)
     shape:  (batch, heads, queries, keys)
@@ -46,6 +47,7 @@ class Call:
 
     kind: str
     module: str = ""
+    other: bool = False
     health: Health
     shape: tuple[int, int, int, int]
     dk: int

@@ -24,7 +24,7 @@ from ._attention import Given, attention, compute, normalise
 from ._calls import Call, EagerCall, FusedCall, Heard
 from ._eager import NOTED, Origin, follow, origin, write_note
 from ._elsewhere import tiled_gradients, tiled_health
-from ._makers import heads_of, maker
+from ._makers import ModuleNames, heads_of, maker
 from ._rows import hidden_bias
 from ._sdpa import is_plain, understand
 from ._written_out import is_written_out, write_out
@@ -57,10 +57,10 @@ _NAMES = NOTED | _OPERATIONS | {"__get__"} | {func.__name__ for func in _AROUND}
 
 
 class Listener(NamedTuple):
-    """Who wants to hear of calls; names: of modules, by id (`module_names`)."""
+    """Who wants to hear of calls; names: of its model's modules, if it has one."""
 
     on_call: Callable[[Call], None]
-    names: dict[int, str] | None
+    names: ModuleNames | None
 
 
 class Interceptor(TorchFunctionMode):
@@ -103,7 +103,8 @@ class Interceptor(TorchFunctionMode):
         frame = sys._getframe(4)  # who called the function that was intercepted
         for listener in tuple(self.listeners):
             told = copy.copy(call) if len(self.listeners) > 1 else call
-            told.module = maker(listener.names, frame)
+            module = maker(listener.names, frame)
+            told.module, told.other = module or "", module is None
             listener.on_call(told)
             if told.on_gradients is not None:
                 heard.hearers.append(told.on_gradients)

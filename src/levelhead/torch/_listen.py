@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch.overrides import _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 from ._calls import Call
+from ._forwards import in_backward
 from ._intercept import Interceptor, Listener
 from ._makers import module_names
 
@@ -76,10 +78,14 @@ class Ear:
     def settle(self) -> None:
         """Be on the stack while anybody listens: a mode that is not there costs nothing.
 
-        Another thread cannot do that; without listeners the interceptor then lets all pass.
+        Another thread cannot do that, nor a backward pass, which puts the stack back as it was, nor
+        can it end inside a compiled call that runs eagerly for it and must not break its graph.
+        Without listeners the interceptor then lets all pass.
         """
         wanted = bool(self._interceptor.listeners)
-        if wanted == self._stacked or not self.is_here():
+        if wanted == self._stacked or not self.is_here() or in_backward():
+            return
+        if not wanted and _in_full_graph():
             return
         self._stacked = wanted
         _restack(self._interceptor, wanted)
@@ -88,6 +94,16 @@ class Ear:
             Ear._eager = torch.compiler.set_stance("force_eager")
         elif not wanted and Ear._on == 0:
             Ear._eager.__exit__(None, None, None)
+
+
+def _in_full_graph() -> bool:
+    """Whether a function compiled with fullgraph=True runs; it fails if it finds itself eager."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper":
+            return bool(getattr(frame.f_locals.get("self"), "fullgraph", False))
+        frame = frame.f_back
+    return False
 
 
 def _restack(ours: Interceptor, on: bool) -> None:

@@ -10,37 +10,73 @@ from torch import nn
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
 
 
-def module_names(model: nn.Module | None) -> dict[int, str] | None:
-    """Dotted name by id, without what torch.compile puts in between."""
-    if model is None:
-        return None
-    return {
-        id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
-        for name, module in model.named_modules()
-    }
+class ModuleNames(dict[int, str]):
+    """The dotted names of a model's modules, by id, without what torch.compile puts in between."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        super().__init__(self._now())
+
+    def _now(self) -> dict[int, str]:
+        return {
+            id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
+            for name, module in self._model.named_modules()
+        }
+
+    def renew(self) -> bool:
+        """Look again; whether modules have come or gone."""
+        now = self._now()
+        changed = now != self
+        self.clear()
+        self.update(now)
+        return changed
 
 
-def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
-    """The modules whose methods are running, the innermost first, from a frame outwards."""
+def module_names(model: nn.Module | None) -> ModuleNames | None:
+    return None if model is None else ModuleNames(model)
+
+
+def _running(frame: FrameType | None) -> Iterator[tuple[nn.Module, FrameType]]:
     while frame is not None:
         if frame.f_code.co_varnames[:1] == ("self",):
             running = frame.f_locals.get("self")
             if isinstance(running, nn.Module):
-                yield running
+                yield running, frame
         frame = frame.f_back
 
 
-def maker(names: dict[int, str] | None, frame: FrameType | None) -> str:
-    """The name of the innermost running module that has one, "" without any.
+def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
+    """The modules whose methods are running, the innermost first, from a frame outwards."""
+    for module, _ in _running(frame):
+        yield module
 
-    names: by id; None lets every module bear the name of its class
+
+def maker(names: ModuleNames | None, frame: FrameType | None) -> str | None:
+    """The name of the module that makes a call; "" outside any; None in another model.
+
+    That is the innermost running module that has a name. Modules without one that it runs in its
+    forward, a helper made on the fly perhaps, are its own; those that run elsewhere are not, even
+    if a method of the model calls them: a training step calls its teacher.
+    names: None lets every module bear the name of its class
     """
-    for module in running_modules(frame):
-        if names is None:
-            return type(module).__name__
-        if id(module) in names:
+    if names is None:
+        return next((type(module).__name__ for module in running_modules(frame)), "")
+    name = _maker(names, frame)
+    return _maker(names, frame) if name is None and names.renew() else name
+
+
+def _maker(names: ModuleNames, frame: FrameType | None) -> str | None:
+    inside_another = False
+    for module, running in _running(frame):
+        if id(module) not in names:
+            inside_another = True
+        elif not inside_another or _is_forward(running.f_code.co_name):
             return names[id(module)]
-    return ""
+    return None if inside_another else ""
+
+
+def _is_forward(method: str) -> bool:
+    return "forward" in method or method in ("_call_impl", "__call__")
 
 
 def heads_of(folded: int, frame: FrameType | None) -> int:

@@ -29,11 +29,6 @@ class Tally(Generic[Statistics]):
         for layer, part in layers.items():
             self.add(layer, part)
 
-    def heads(self, layer: str) -> int | None:
-        """How many heads a layer has, if it was seen."""
-        parts = self._parts.get(layer)
-        return parts[0].shape[-1] if parts else None
-
     def merged(self) -> dict[str, Statistics]:
         """Per layer all of it together, of shape (heads,)."""
         parts = [part for parts in self._parts.values() for part in parts]

@@ -1,0 +1,285 @@
+"""What a step is: which calls belong to it, and when it ends."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .._health import GradHealth
+from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ._calls import Call
+from ._forwards import Hook, after_backward, doors, in_backward, without_gradients
+from ._intercept import Listener
+from ._listen import Ear
+from ._makers import ModuleNames
+from ._phase import Phase
+from ._unended import Unended
+
+
+class Steps:
+    """Sorts the calls of a model into the steps of its phases, and hands on each step's record.
+
+    Calls with gradients are training's, and an optimizer ends its steps. Calls without are
+    evaluation once training has begun, and left out. Before, nobody knows whether it will: each
+    call of the model without gradients is a step of inference, and what there was of that when
+    the first optimizer steps was before training.
+
+    left_out: how many calls were heard and not counted, by their kind
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        every: int,
+        gradients: bool,
+        thresholds: Mapping[str, float],
+        hand_on: Callable[[StepRecord], None],
+    ) -> None:
+        self._model, self._every, self._thresholds = model, every, thresholds
+        self._gradients_wanted, self._hand_on = gradients, hand_on
+        self.training = Phase(TRAINING, thresholds)
+        self.inference = Phase(INFERENCE, thresholds)
+        self.before_training = Phase(BEFORE_TRAINING, thresholds)
+        self.left_out: Counter[str] = Counter()
+        self.trains = self.is_on = False
+        self._unended: Unended | None = None
+        self._by_hand = self._listening = self._seeing = False
+        self._awaited = False  # training: the latest forward was one with gradients
+        self._infers = False  # all of the model runs, without gradients
+        self._ran = False  # the model, with gradients, since an optimizer ended a step
+        self._over = False  # an optimizer stepped in backward: the step ends after it
+        self._new = False  # the step: an optimizer ended the last one, and nothing ran since
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._round: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._heads: dict[str, int] = {}  # of the modules that made calls
+        self._doors: list[Any] | None = None  # hooks on them, while they are watched
+        self._undo: list[Callable[[], Any]] = []
+
+    @property
+    def shown(self) -> tuple[Phase, ...]:
+        """The phases that the watch speaks of now."""
+        return (self.training,) if self.trains else (self.training, self.inference)
+
+    # ------------------------------------------------------------ from beginning to end
+
+    def start(self) -> None:
+        self.is_on, self.trains, self._awaited = True, False, False
+        self.inference.step = max(self.inference.step, self.training.step)
+        self._optimizers.clear()
+        self._unended = None if self._by_hand else Unended(self._model)
+        self._ear = Ear.of_this_thread()
+        self._names = ModuleNames(self._model)
+        self._listener = Listener(self._see, self._names)
+        stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
+        self._undo = [stepped.remove]
+        if not isinstance(self._model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
+            begin, end = Hook(self._begin_forward), Hook(self._end_forward)
+            self._undo += [
+                self._model.register_forward_pre_hook(begin).remove,
+                self._model.register_forward_hook(end, always_call=True).remove,
+            ]
+        self._listen()
+
+    def stop(self) -> str | None:
+        """Record what is open; what to say of steps that could not end."""
+        self.is_on = False
+        self._listen()
+        for undo in self._undo:
+            undo()
+        if any(self.shown):
+            self._end_step()
+        return self._unended.told() if self._unended else None
+
+    def end_by_hand(self) -> None:
+        ended = self._new and not self._by_hand  # by an optimizer: whoever calls this means that
+        self._by_hand, self._unended = True, None
+        if ended:
+            return
+        if self.training and not self.trains:
+            self._begin_training()
+        self._end_step()
+
+    def open_record(self) -> StepRecord | None:
+        """What is known of the step that is not over."""
+        phase, *joined = self.shown[::-1]
+        return phase.record(*joined) if any(self.shown) else None
+
+    # ------------------------------------------------------------ forwards
+
+    def _begin_forward(self) -> None:
+        if not self._ear.is_here() or in_backward():  # there a checkpoint runs, again
+            return
+        self._end_if_over()
+        self._new = False
+        self._ear.settle()
+        self._infers = without_gradients()
+        if not self._infers:
+            self._ran = True
+            self._await_training()
+        elif self._awaited and not self.trains:
+            self._awaited = False
+            self._listen()
+
+    def _begin_part(self) -> None:
+        if not self._infers and self._ear.is_here() and not (in_backward() or without_gradients()):
+            self._await_training()
+
+    def _end_forward(self) -> None:
+        if self._infers and self._ear.is_here():
+            self._infers = False
+            if not (self.trains or self._by_hand):
+                self._end(self.inference)
+
+    def _await_training(self) -> None:
+        """A forward with gradients may be the first of training."""
+        if not (self._awaited or self.trains):
+            self._awaited = True
+            if self.inference:
+                self._end(self.inference)
+            self._listen()
+
+    # ------------------------------------------------------------ optimizers
+
+    def _stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer not in self._optimizers:
+            if not self._is_ours(optimizer):
+                message = self._unended and self._unended.step_of_another(optimizer)
+                if message:
+                    self._unended = None
+                    warnings.warn(message, RuntimeWarning, stacklevel=4)
+                return
+            self._optimizers.add(optimizer)
+        if not self.trains:
+            self._begin_training()
+        if self._by_hand:
+            return
+        # Of several optimizers that step one after the other, the first ends the step. The next
+        # step begins with a forward of the model, or when one that took part steps again.
+        first = self._ran or not self._round or optimizer in self._round
+        if first:
+            self._round.clear()
+            self._ran = False
+        self._round.add(optimizer)
+        if in_backward():  # one that steps as gradients arrive: more of them will
+            self._over = self._over or first
+            after_backward(self._end_if_over)
+        elif first:
+            self._end_step()
+            self._new = True
+
+    def _end_if_over(self) -> None:
+        if self._over:
+            self._end_step()
+
+    def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it ends the model's steps: it holds parameters of it.
+
+        Of a model with nothing to train nobody can hold any. If it takes part in training all the
+        same, between an optimizer's parameters and its loss, then any optimizer does.
+        """
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        parameters = list(self._model.parameters())
+        if any(id(p) in held for p in parameters):
+            return True
+        return bool(self.training) and not any(p.requires_grad for p in parameters)
+
+    def _begin_training(self) -> None:
+        self.trains, self._unended = True, None
+        # Calls without gradients amid the forwards of the first step.
+        self.left_out["evaluation"] += self.inference.forget_step()
+        self.before_training.take_over(self.inference)
+        self.inference = Phase(INFERENCE, self._thresholds)
+
+    # ------------------------------------------------------------ steps
+
+    def _end_step(self) -> None:
+        phase, *joined = self.shown[::-1]
+        self._end(phase, *joined)
+
+    def _end(self, phase: Phase, *joined: Phase) -> None:
+        self._over = False
+        try:
+            record = phase.end_step(*joined)
+            if record is not None:
+                self._hand_on(record)
+        finally:
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear of calls on steps that are recorded, and only then."""
+        if self._seeing:  # amid a forward: a checkpoint in it must compute the same way again
+            return
+        training = self.trains or self._awaited
+        phase = self.training if training else self.inference
+        wanted = self.is_on and phase.step % self._every == 0
+        if wanted != self._listening:
+            self._listening = wanted
+            (self._ear.add if wanted else self._ear.remove)(self._listener)
+        self._ear.settle()
+        # Between steps of inference the first step of training must not go unnoticed.
+        watched, self._doors = self._doors, None
+        if self.is_on and not (wanted or training):
+            self._doors = self._watch_doors() if watched is None else watched
+        else:
+            for hook in watched or ():
+                hook.remove()
+
+    def _watch_doors(self) -> list[Any]:
+        hook = Hook(self._begin_part)
+        modules = doors(self._model, self._names, self._heads)
+        return [module.register_forward_pre_hook(hook) for module in modules]
+
+    # ------------------------------------------------------------ calls
+
+    def _see(self, call: Call) -> None:
+        self._seeing = True
+        try:
+            self._count(call, in_backward())
+        finally:
+            self._seeing = False
+
+    def _count(self, call: Call, again: bool) -> None:
+        """Add a call to its step; again: by a checkpoint's second forward, so it is there."""
+        if not again:
+            self._end_if_over()
+            self._new = False
+        if call.other:
+            self.left_out["other models"] += not again
+            return
+        evaluates = not again and without_gradients()
+        if evaluates and self.trains:
+            self.left_out["evaluation"] += 1
+            return
+        if not (evaluates or again):
+            self._await_training()
+        phase = self.inference if evaluates else self.training
+        if phase.step % self._every:
+            return
+        layer = self._layer_of(call)
+        if not again:
+            phase.see(layer, call.health)
+        if evaluates:
+            return
+        if self._unended and not again:
+            self._unended.forward()
+        if self._gradients_wanted:
+            call.on_gradients = functools.partial(self._hear, layer)
+
+    def _hear(self, layer: str, gradients: GradHealth) -> None:
+        self.training.hear(layer, gradients)
+        if self._unended:
+            self._unended.backward()
+
+    def _layer_of(self, call: Call) -> str:
+        """The layer that a call belongs to. Calls of one module with other heads are kept apart."""
+        heads = call.health.shape[-1]
+        known = self._heads.setdefault(call.module, heads)
+        return call.module if known == heads else f"{call.module} ({heads} heads)".strip()
