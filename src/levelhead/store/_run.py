@@ -170,27 +170,29 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     return np.array([step for step, _ in steps], np.int64), together
 
 
-def _read(path: Path, run: int, ids: list[int], layer: str, kind: type[PerHead]) -> _Series:
-    """From a file; ids: of the steps, as others are of other phases or came after the look."""
+def _read(
+    path: Path, run: int, steps: Mapping[int, int], layer: str, kind: type[PerHead]
+) -> _Series:
+    """From a file; steps: by their ids, as others are of other phases or came after the look."""
     table = SUMS[kind]
     with reading(path) as connection:
         there = columns_of(connection, table)  # an older version's lacks the newer statistics
         columns = ", ".join(f"h.{name}" if name in there else "NULL" for name in kind.COLUMNS)
         rows = connection.execute(
             f"""
-            SELECT s.id, s.step, h.head, {columns}
+            SELECT s.id, h.head, {columns}
             FROM steps AS s JOIN {table} AS h ON h.step_id = s.id
             WHERE s.run_id = ? AND s.id <= ?
             AND h.layer_id = (SELECT id FROM layers WHERE run_id = ? AND name = ?)
             ORDER BY s.id, h.head
             """,
-            (run, max(ids, default=0), run, layer),
+            (run, max(steps, default=0), run, layer),
         ).fetchall()
-    found = np.array(rows, np.float64).reshape(len(rows), 3 + len(kind.COLUMNS))  # NULL is NaN
-    found = found[np.isin(found[:, 0], ids)]
-    _, first = np.unique(found[:, 0], return_index=True)
-    parts = np.split(found[:, 3:], first[1:])
-    return _aligned(kind, list(zip(found[first, 1].astype(np.int64).tolist(), parts, strict=False)))
+    found = np.array(rows, np.float64).reshape(len(rows), 2 + len(kind.COLUMNS))  # NULL is NaN
+    found = found[np.isin(found[:, 0], list(steps))]
+    ids, first = np.unique(found[:, 0], return_index=True)
+    parts = np.split(found[:, 2:], first[1:])
+    return _aligned(kind, [(steps[int(i)], part) for i, part in zip(ids, parts, strict=False)])
 
 
 def read_run(path: FilePath, run: int | str | None = None, phase: str | None = None) -> Run:
@@ -255,17 +257,16 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
             """,
             values,
         ).fetchall()
-    ids = [key for key, *_ in steps]
-    kept = set(ids)
+    numbers = {key: step for key, step, *_ in steps}
     return Run(
         path=path,
         **found,
         phase=phase,
-        steps=[step for _, step, *_ in steps],
+        steps=list(numbers.values()),
         times=[at for _, _, at, _ in steps],
         layers=[name for _, name in layers],
-        alerts=[_alert(phase, *values) for key, *values in alerts if key in kept],
-        _source=partial(_read, path, found["id"], ids),
+        alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
+        _source=partial(_read, path, found["id"], numbers),
     )
 
 
