@@ -166,6 +166,15 @@ def test_gradient_accumulation():
     assert (seen.health["layers.0"].rows == 8 * ROWS).all()
 
 
+def test_a_model_that_is_converted_between_backward_passes():
+    model = lively(Stack(), size=0.1)
+    with levelhead.torch.watch(model) as seen:
+        loss(model).backward()
+        model.double()
+        model(X.double()).square().mean().backward()
+    assert seen.calls == 4
+
+
 def test_inference_while_another_model_trains():
     model, other = Stack(1), Stack(1)
     optimizer = torch.optim.SGD(other.parameters(), lr=1e-4)

@@ -66,9 +66,10 @@ class Unended:
 
     def _has_changed(self) -> bool:
         """Whether parameters are others than at the first backward pass: somebody updates them."""
-        return not all(torch.equal(_glimpse(p), before) for p, before in self._before)
+        pairs = ((_glimpse(p), before) for p, before in self._before)
+        return any(now.dtype == then.dtype and not torch.equal(now, then) for now, then in pairs)
 
 
 def _glimpse(parameter: Tensor) -> Tensor:
     """A number of it."""
-    return parameter.detach().reshape(-1)[:1]
+    return parameter.detach().reshape(-1)[:1].cpu()
