@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,10 +11,37 @@ from numpy.typing import ArrayLike, NDArray
 from . import _engine
 from ._health import GradHealth
 from ._hints import refuse_options
-from ._options import Masked, Window, flag, normalise
+from ._options import AttentionOptions, Masked, Window, flag, normalise
 from ._result import AttentionGradients, AttentionResult
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+Array = TypeVar("Array")
+
+
+@overload
+def attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    return_lse: Literal[False] = False,
+    return_health: Literal[False] = False,
+    return_weights: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Array: ...
+@overload
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    return_lse: bool = False,
+    return_health: bool = False,
+    return_weights: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> AttentionResult: ...
 def attention(
     query: Any,
     key: Any,

@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +33,24 @@ ORDER = (
     "threads",  # 0: all that there are
 )
 Window = int | tuple[int | None, int | None] | None
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The options as the caller gives them, for the overloads of `attention`."""
+
+    mask: Any
+    causal: bool
+    window: Window
+    query_offset: Any
+    key_lengths: Any
+    scale: Any
+    softcap: float | None
+    sinks: Any
+    dropout: float
+    seed: int | None
+    threads: int | None
+
+
 Options = tuple[int, int, Any, Any, Any, float, Any, float, Any, int]
 
 INTEGERS = ("query_offset", "key_lengths")  # of the options that may be several numbers

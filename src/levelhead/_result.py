@@ -26,7 +26,7 @@ class AttentionResult(NamedTuple):
     output: Any
     lse: Any = None
     weights: Any = None
-    health: Health | None = None
+    health: Health | Any = None  # Any: who has asked for it need not check for None
 
     def __repr__(self) -> str:
         return _brief(self)

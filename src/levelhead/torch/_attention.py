@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import numpy as np
 import torch
@@ -12,11 +12,14 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._health import Health
 from .._hints import refuse_options
-from .._options import Window, flag, number
+from .._options import AttentionOptions, Window, flag, number
 from .._result import AttentionResult
 from . import _elsewhere
 from ._given import Given, Numbers, check_tensor, normalise, refuse
 from ._ops import differentiable
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "Given",
@@ -31,6 +34,28 @@ __all__ = [
 ]
 
 
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    return_health: Literal[False] = False,
+    return_weights: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Tensor: ...
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    return_lse: bool = False,
+    return_health: bool = False,
+    return_weights: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> AttentionResult: ...
 def attention(
     query: Tensor,
     key: Tensor,
