@@ -11,7 +11,6 @@ from watch_support import (
     Attention,
     Stack,
     lively,
-    nothing_is_left_behind,  # noqa: F401 - a fixture
     randn,
     watching,
 )

@@ -14,7 +14,6 @@ from watch_support import (
     Stack,
     lively,
     modes,
-    nothing_is_left_behind,  # noqa: F401 - a fixture
     randn,
     watching,
 )

@@ -8,7 +8,6 @@ from torch import nn
 from watch_support import (
     Stack,
     lively,
-    nothing_is_left_behind,  # noqa: F401 - a fixture
     randn,
     watching,
 )
