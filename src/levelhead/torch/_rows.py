@@ -27,7 +27,7 @@ def row_statistics(
     scores:   (..., H, L, S), scale·QKᵀ
     logits:   (..., H, L, S), the same with softcap and bias, as they enter the softmax
     counted:  broadcastable to them; the pairs that are visible to the statistics
-    null:     broadcastable to (..., H, L); the logit of a learned sink
+    null:     broadcastable to (..., H, L, N); the logits of N learned sinks, usually of one
     distance: broadcastable to them; |i - j| of the positions
     """
     if scores.shape[-1] == 0:  # maxima need a column
@@ -40,30 +40,33 @@ def row_statistics(
     none = float("-inf")
     visible = counted.sum(-1)
     broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
-    outcomes = (visible + (null is not None)).clamp(min=2).to(logits.dtype)
-    null = logits.new_full((), none) if null is None else null.to(logits.dtype)
-    broken = broken | ~(null < float("inf"))
+    outcomes = visible + (0 if null is None else null.shape[-1])
+    outcomes = outcomes.clamp(min=2).to(logits.dtype)
+    null = logits.new_full((1,), none) if null is None else null.to(logits.dtype)
+    broken = broken | ~(null < float("inf")).all(-1)
     used = (visible > 0) & ~broken
     pairs = counted & used[..., None]
 
     reached = torch.where(pairs, logits, none)
     key_top, place = reached.max(-1)
-    top = torch.where(used, torch.maximum(key_top, null), 0)
+    null_top, null_place = null.max(-1)
+    top = torch.where(used, torch.maximum(key_top, null_top), 0)
     below = torch.where(pairs, reached - top[..., None], 0)
     exps = torch.where(pairs, below.exp(), 0)
-    null_exp = torch.where(used, (null - top).exp(), 0)
-    key_leads = key_top >= null  # else the sink does, and all keys are tail
+    null_exp = torch.where(used[..., None], (null - top[..., None]).exp(), 0)
+    key_leads = (key_top >= null_top)[..., None]  # else a sink does, and all keys are tail
     index = torch.arange(scores.shape[-1], device=scores.device)
-    largest = (index == place[..., None]) & key_leads[..., None]
+    largest = (index == place[..., None]) & key_leads
     tail = torch.where(largest, 0, exps)
-    null_tail = torch.where(key_leads, null_exp, 0)
-    null_below = torch.where(null_tail > 0, null - top, 0)
+    largest_null = (torch.arange(null.shape[-1], device=null.device) == null_place[..., None]) & ~key_leads
+    null_tail = torch.where(largest_null, 0, null_exp)
+    null_below = torch.where(null_tail > 0, null - top[..., None], 0)
 
-    l1 = tail.sum(-1) + null_tail
-    a = (tail * below).sum(-1) + null_tail * null_below
+    l1 = tail.sum(-1) + null_tail.sum(-1)
+    a = (tail * below).sum(-1) + (null_tail * null_below).sum(-1)
     total, head, rest = 1 + l1, 1 / (1 + l1), l1 / (1 + l1)
-    t2 = ((tail * tail).sum(-1) + null_tail**2) / total**2
-    t3 = ((tail**3).sum(-1) + null_tail**3) / total**3
+    t2 = ((tail * tail).sum(-1) + (null_tail**2).sum(-1)) / total**2
+    t3 = ((tail**3).sum(-1) + (null_tail**3).sum(-1)) / total**3
     entropy = torch.log1p(l1) - a / total
     jacobian = (head * rest) ** 2 + t2 * (1 + 2 * head**2) + t2**2 - 2 * t3
 
@@ -90,15 +93,15 @@ def row_statistics(
         "jacobian_norm": torch.where(used, jacobian.clamp(min=0).sqrt(), 0),
         "first_key": torch.where(choice, exps[..., 0] / total, 0),
         "distance": (exps * distance).sum(-1) / total,
-        "null_mass": null_exp / total,
+        "null_mass": null_exp.sum(-1) / total,
     }
 
 
 @torch.no_grad()
 def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor | None) -> Tensor:
-    """The sums of `Health` for matrices (B, H, L, S), the queries being the last L positions.
+    """The sums of `Health` for matrices (..., L, S), the queries being the last L positions.
 
-    null: (B, H, L, 1), the logit of a learned sink
+    null: (..., L, N), the logits of N learned sinks
     """
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores, logits = scores.float(), logits.float()
@@ -109,7 +112,7 @@ def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor 
     parts = []
     for first in range(0, max(rows, 1), step):
         part = (..., slice(first, first + step), slice(None))
-        sink = None if null is None else null[part][..., 0]
+        sink = None if null is None else null[part]
         parts.append(
             row_statistics(scores[part], logits[part], counted[part], sink, distance[part])
         )

@@ -87,6 +87,7 @@ class watch:
             raise ValueError(f"every: expected an integer of at least 1, got {every!r}")
         self.model, self.every, self.calls = model, every, 0
         self.alerts: list[Alert] = []
+        self.not_understood: dict[str, int] = {}
         self._path = None if callable(store) else store
         self._sinks = [*sinks, store] if callable(store) else [*sinks]
         self._own: list[Any] = []  # sinks that are ours to close
@@ -146,7 +147,7 @@ class watch:
         self._entered, self._trains = True, False
         self._optimizers.clear()
         self._ear = Ear.of_this_thread()
-        self._listener = Listener(self._see, module_names(self.model))
+        self._listener = Listener(self._see, module_names(self.model), self._miss, looks=False)
         stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
         self._undo = [stepped.remove]
         if not isinstance(self.model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
@@ -284,6 +285,11 @@ class watch:
         if not again:
             self.calls += 1
             self._seen.add(layer, call.health)
+
+    def _miss(self, module: str) -> None:
+        """Count attention that was not understood."""
+        if not (in_backward() or self._evaluating or self._step % self.every):
+            self.not_understood[module] = self.not_understood.get(module, 0) + 1
 
     def _place(self, call: Call) -> str:
         """The layer that a call belongs to. Calls of one module with other heads are kept apart."""
