@@ -18,8 +18,11 @@ TABLE = "table"  # in one that is a single matrix for a whole batch: a layer's w
 KEYS, QUERIES = "keys", "queries"  # once a softmax has told which is which
 
 PROVED = "proved"  # heads: split from the features that the product sums over
-PLACED = "placed"  # heads: the last of the batch dimensions
+PLACED = "placed"  # heads, if nothing is known: the last of the batch dimensions
 FOLDED = "folded"  # the only batch dimension: batch, heads, or both
+DENIED = "denied"  # no heads: the product sums over the features of one that was picked
+
+REPEATED = object()  # the family of axes along which all is the same
 
 
 class Axis(NamedTuple):
@@ -27,8 +30,9 @@ class Axis(NamedTuple):
 
     family: one object for all axes that were split from one
     role:   in the scores
-    heads:  why it may be that of the heads, "" for no reason
+    heads:  why it may be that of the heads, or not
     known:  of one joined from several: the parts that come from products, if not all do
+    part:   it was larger
     """
 
     size: int
@@ -36,6 +40,7 @@ class Axis(NamedTuple):
     role: str = BATCH
     heads: str = ""
     known: tuple[slice, ...] = ()
+    part: bool = False
 
 
 Dim = tuple[Axis, ...]
@@ -62,39 +67,44 @@ def viewed(axes: Axes, shape: Sequence[int], strides: Sequence[int]) -> Axes | N
     """
     if 0 in shape:
         return aligned(axes, shape)
-    places, place = [], 1  # innermost first
-    for axis in reversed([axis for dim in axes for axis in dim]):
-        places.append((place, axis))
-        place *= axis.size
+    flat = [axis for dim in axes for axis in dim]
     dims = []
-    for at, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        dim = _dimension(places, size, stride)
-        if dim is None and len(shape) != len(axes):
+    steps = _steps(tuple(axis.size for axis in flat), tuple(shape), tuple(strides))
+    for at, (size, taken) in enumerate(zip(shape, steps, strict=True)):
+        if taken is not None:
+            repeats = size > 1 and not taken
+            dim = ((Axis(size, REPEATED),) if repeats else tuple(_cut(flat[i], n) for i, n in taken))
+        elif len(shape) == len(axes):
+            dim = _resized(axes[at], size)
+        else:
             return None
-        dims.append(_resized(axes[at], size) if dim is None else dim)
+        dims.append(dim)
     return tuple(dims)
 
 
-def _dimension(places: list[tuple[int, Axis]], size: int, stride: int) -> Dim | None:
-    """The axes that a dimension steps through, from a list of axes and their strides."""
-    if size == 1 or stride == 0:
-        return _new(size)
-    taken = []
-    for place, axis in places:
-        if size == 1 or place * axis.size <= stride:
-            continue
-        if stride % place:
-            return None
-        step = stride // place
-        reached = -(-axis.size // step)
-        if size > reached:
-            if axis.size % step or size % reached:
-                return None
-            size, stride = size // reached, place * axis.size
-        else:
-            reached, size = size, 1
-        taken.append(_cut(axis, reached))
-    return tuple(reversed(taken)) if size == 1 else None
+@lru_cache(maxsize=1024)
+def _steps(
+    sizes: tuple[int, ...], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> list[list[tuple[int, int]] | None]:
+    """Per dimension of a view the axes that it steps through, and how much of each.
+
+    sizes: of the axes of a contiguous tensor. None: through something that is no axis
+    """
+    places = [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    found: list[list[tuple[int, int]] | None] = []
+    for left, stride in zip(shape, strides, strict=True):
+        taken: list[tuple[int, int]] = []
+        for at in reversed(range(len(sizes))):  # the innermost first
+            if left == 1 or stride == 0 or places[at] * sizes[at] <= stride:
+                continue
+            step, rest = divmod(stride, places[at])
+            reached = -(-sizes[at] // max(step, 1))
+            if rest or (left > reached and (sizes[at] % step or left % reached)):
+                break
+            taken.insert(0, (at, min(left, reached)))
+            left, stride = max(left // reached, 1), places[at] * sizes[at]
+        found.append(taken if left == 1 or stride == 0 else None)
+    return found
 
 
 def aligned(axes: Axes, shape: Sequence[int]) -> Axes:
@@ -113,9 +123,11 @@ def _resized(dim: Dim, size: int) -> Dim:
 
 
 def _cut(axis: Axis, size: int) -> Axis:
-    if axis.known and size != axis.size:
+    if size == axis.size:
+        return axis
+    if axis.known:
         raise ValueError("which of its parts are left is not known")
-    return axis._replace(size=size)
+    return axis._replace(size=size, part=axis.part or size < axis.size)
 
 
 def joined(axes: Axes, at: int, parts: Sequence[tuple[int, tuple[slice, ...] | None]]) -> Axes:
@@ -190,36 +202,40 @@ def einsum_terms(equation: str, first: int, second: int) -> Terms | None:
 def of_product(terms: Terms, first: Axes, second: Axes) -> Axes:
     """The axes of a product's result, with their roles and why they may be those of the heads."""
     sides = dict(zip(terms.first, first, strict=True)), dict(zip(terms.second, second, strict=True))
-    features = {axis.family for side in sides for name in terms.summed for axis in side[name]}
+    summed = [axis for side in sides for name in terms.summed for axis in side[name]]
+    features = {axis.family for axis in summed} - {REPEATED}
 
     def is_split(dim: Dim) -> bool:
         return any(axis.family in features for axis in dim)
 
     shared = [x for x in terms.result if x in sides[0] and x in sides[1]]
     free = [[x for x in terms.result if x in side and x not in shared] for side in sides]
-    # If both have such axes of their own, heads attend to heads.
-    among_heads = all(
-        any(is_split(side[x]) for x in names) for side, names in zip(sides, free, strict=True)
-    )
+    split = [[x for x in names if is_split(side[x])] for side, names in zip(sides, free, strict=True)]
+    if all(split):
+        split = [[], []]  # heads attend to heads
+    found = {x: max((side[x] for side in sides), key=is_split) for x in shared}
+    found = {x: dim or sides[0][x] or sides[1][x] for x, dim in found.items()}
+    proved = [*filter(lambda x: is_split(found[x]), shared), *split[0], *split[1]]
     lead = [x for x in terms.result if not any(x in names[-1:] for names in free)]
     placed = None if len(lead) < 2 else shared[-1] if len(shared) > 1 else lead[-1]
 
     def dimension(name: Hashable) -> Dim:
-        if name in shared:
-            dim = max((side[name] for side in sides), key=lambda dim: (bool(dim), is_split(dim)))
-            role, proves = BATCH, True
-        else:
+        role = BATCH
+        if name not in shared:
             side, other = sides if name in sides[0] else sides[::-1]
             role = FIRST if side is sides[0] else SECOND
-            dim, proves = side[name], not among_heads
             if len(side) == 2 < len(other):
                 role = TABLE
-        place = PLACED if name == placed else FOLDED if lead == [name] else ""
+            found[name] = side[name]
+        heads = PLACED if name == placed else FOLDED if lead == [name] else ""
+        if not proved and any(axis.part for axis in summed):
+            heads = DENIED
         return tuple(
-            Axis(
-                axis.size, axis.family, role, PROVED if proves and axis.family in features else place
-            )
-            for axis in dim
+            Axis(axis.size, axis.family, role, PROVED if proves(name, axis) else heads)
+            for axis in found[name]
         )
+
+    def proves(name: Hashable, axis: Axis) -> bool:
+        return name in proved and (axis.family in features or axis.family is REPEATED)
 
     return tuple(dimension(name) for name in terms.result)

@@ -17,7 +17,18 @@ import torch
 from torch import Tensor
 
 from ._axes import FIRST, KEYS, SECOND, Axes, aligned, joined, new_axes, viewed
-from ._note import Note, Scores, Weights, axes_of, note_of, noted, write_note
+from ._note import (
+    Note,
+    Operand,
+    Path,
+    Scores,
+    Weights,
+    axes_of,
+    note_of,
+    noted,
+    views_of,
+    write_note,
+)
 from ._note import notes as _notes
 from ._products import PRODUCTS
 
@@ -25,6 +36,8 @@ HIDES = -1e3  # filling with less than this hides a pair
 
 _TIMES = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
 _OVER = {"div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__"}
+_NEGATES = {"neg", "neg_", "negative", "__neg__"}
+_FACTORS = _TIMES | _OVER | _NEGATES
 _SPLITS = {"view", "reshape", "unflatten"}
 _VIEWS = _SPLITS | {
     "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "H",
@@ -43,28 +56,39 @@ _CHANGES = {"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__
             "tanh", "tanh_", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "maximum",
             "minimum", "max", "min", "nan_to_num"}  # fmt: skip
 _IN_PLACE = {"add_", "__iadd__", "sub_", "__isub__", "tanh_", "clamp_"}
+_BROADCASTS = _TIMES | _OVER | _CHANGES | _FILLS
 _MIXES = {"linear", "conv1d", "conv2d", "conv3d"}  # other numbers, though the shape may be the same
 _OF_ONE = _VIEWS | _PICKS | _COPIES  # a second tensor only says how
-_BEGIN = PRODUCTS | _TIMES | _OVER | _SPLITS
+_CAREFUL = _FACTORS | _VIEWS | _PICKS | _JOINS | _STACKS | _MIXES | {"__setitem__"}
+BEGIN = PRODUCTS | _TIMES | _OVER | _SPLITS
 PROPERTIES = {"T", "mT", "H", "mH"}
 
 Args = tuple[Any, ...]
 Options = dict[str, Any]
 
 
-def may_matter(name: str, args: Sequence[Any]) -> bool:
-    """Whether a function makes something that a note should go with."""
-    return name in _BEGIN or (bool(_notes) and next(noted(args), None) is not None)
+def operand_of(name: str, args: Args) -> Tensor | None:
+    """The argument of a function whose note matters most, if any has one."""
+    if not _notes:
+        return None
+    return noted(args[:1] if name in _OF_ONE else args)
 
 
-def follow(name: str, func: Any, args: Args, kwargs: Options) -> Any:
+def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | None) -> Any:
     """Call a function that is no product, and note on its result where that comes from."""
-    operand = _operand(name, args)
-    note = note_of(operand)
-    before = operand
+    if operand is None and name not in _SPLITS and _are_several(args):
+        return func(*args, **kwargs)
+    note, before = note_of(operand), operand
+    if type(note) is Operand and name not in _CAREFUL:  # most of all calls
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.shape == operand.shape:  # type: ignore[union-attr]
+            write_note(result, note)
+        return result
     if name in _IN_PLACE and isinstance(note, Scores) and note.scores is None:
         before = operand.detach().clone()  # type: ignore[union-attr]
     result = func(*args, **kwargs)
+    if "other" in kwargs:
+        args, kwargs = (*args, kwargs["other"]), {k: x for k, x in kwargs.items() if k != "other"}
     targets = [args[0]] if name == "__setitem__" else result
     targets = targets if isinstance(targets, list | tuple) else [targets]
     if not all(isinstance(target, Tensor) and target.dim() >= 2 for target in targets):
@@ -72,12 +96,16 @@ def follow(name: str, func: Any, args: Args, kwargs: Options) -> Any:
     found: Sequence[Note | None]
     try:
         if operand is None:
-            found = [_begin(name, args, targets[0])]
+            found = [_begin(name, func, args, kwargs, targets[0])]
+        elif isinstance(note, Operand):
+            found = _operands(name, func, args, kwargs, operand, note, targets)
         else:
             axes = _moved(name, func, args, kwargs, operand, targets)
             found = [
-                _note(name, func, args, kwargs, operand, before, target, axes[at], at)
-                for at, target in enumerate(targets)
+                _weights(name, args, operand, target, some)
+                if isinstance(note, Weights)
+                else _scores(name, func, args, kwargs, operand, before, target, some, at)
+                for at, (target, some) in enumerate(zip(targets, axes, strict=True))
             ]
     except Exception:  # a form that we do not know is none that we can follow
         found = [None] * len(targets)
@@ -86,30 +114,39 @@ def follow(name: str, func: Any, args: Args, kwargs: Options) -> Any:
     return result
 
 
-def _operand(name: str, args: Args) -> Tensor | None:
-    """The argument whose note matters most."""
-    rank = {Weights: 0, Scores: 1, Note: 2}
-    some = noted(args[:1] if name in _OF_ONE else args)
-    return min(some, key=lambda x: rank[type(note_of(x))], default=None)
-
-
-def _begin(name: str, args: Args, target: Tensor) -> Note | None:
+def _begin(name: str, func: Any, args: Args, kwargs: Options, target: Tensor) -> Note | None:
     """Of a tensor without a note: features split into heads, or a scaled query perhaps."""
     if name not in _SPLITS:
         factor = _factor(name, args, None)
-        return None if factor is None else Note(factor=factor[0])
-    operand: Tensor = args[0]
-    grows = target.dim() > operand.dim() or target.shape[-1] < operand.shape[-1]
-    if operand.dim() < 2 or not grows:
+        return None if factor is None else Operand(factor=factor[0])
+    shape = args[0].shape
+    grows = target.dim() > len(shape) or target.shape[-1] < shape[-1]
+    if len(shape) < 2 or not grows:
         return None
-    return Note(viewed(new_axes(operand.shape), target.shape, _contiguous(target.shape)))
+    return Operand(Path(None, shape, (func, args[1:], kwargs)))
 
 
-def _contiguous(shape: Sequence[int]) -> list[int]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * size)
-    return strides[::-1]
+def _operands(
+    name: str, func: Any, args: Args, kwargs: Options, operand: Tensor, note: Operand,
+    targets: Sequence[Tensor],
+) -> Sequence[Note | None]:  # fmt: skip
+    """Of what was made of queries or keys, and of what leads to them."""
+    is_view = name in _VIEWS or (name == "__getitem__" and _is_basic(args[1]))
+    if is_view and not any(isinstance(x, Tensor) for x in args[1:]):
+        view = func, args[1:], kwargs
+        paths = (Path(note.path, operand.shape, view, at) for at in range(len(targets)))
+        return [Operand(path, note.factor) for path in paths]
+    if name in _FACTORS and (factor := _factor(name, args, operand)) is not None:
+        return [Operand(note.path, note.factor * factor[0])]
+    (target,) = targets
+    if name in _MIXES or note.path is None:
+        return [None if name in _MIXES or name == "__setitem__" else note]
+    if name in _STACKS or name == "__setitem__":
+        axes = _moved(name, func, args, kwargs, operand, targets)[0]
+        return [None if axes is None else Operand(Path(axes, target.shape), note.factor)]
+    if target.dim() < operand.dim():
+        return [None]
+    return [Operand(Path(note.path, target.shape), note.factor)]
 
 
 def _moved(
@@ -118,13 +155,8 @@ def _moved(
     """Where the axes of an operand are in what was made of it."""
     axes, target = axes_of(operand), targets[0]
     if name in _VIEWS or (name == "__getitem__" and _is_basic(args[1])):
-        views = targets
-        if not operand.is_contiguous():
-            shape = operand.shape
-            probe = torch.empty_strided(shape, _contiguous(shape), device="meta")
-            found = func(probe, *args[1:], **kwargs)
-            views = found if isinstance(found, list | tuple) else [found]
-        return [viewed(axes, view.shape, view.stride()) for view in views]
+        views = views_of(operand.shape, (func, args[1:], kwargs))
+        return [viewed(axes, *view) for view in views]
     if name == "pad" and isinstance(note_of(operand), Scores):
         left, right, *others = args[1] if len(args) > 1 else kwargs["pad"]
         if min(left, right) >= 0 and not any(others):
@@ -139,8 +171,7 @@ def _moved(
     if name in _STACKS:
         if name == "view_as_complex":
             return [axes[:-1]]
-        at = _dim(args, kwargs) if name == "stack" else -1
-        at %= target.dim()
+        at = (_dim(args, kwargs) if name == "stack" else -1) % target.dim()
         return [(*axes[:at], *new_axes(target.shape[at : at + 1]), *axes[at:])]
     if name == "linear":
         return [(*axes[:-1], *new_axes(target.shape[-1:]))]
@@ -148,24 +179,17 @@ def _moved(
     return [aligned(axes, target.shape) if same or target.shape == operand.shape else None]
 
 
-_BROADCASTS = _TIMES | _OVER | _CHANGES | _FILLS
-
-
-def _note(
+def _scores(
     name: str, func: Any, args: Args, kwargs: Options, operand: Tensor, before: Any,
     target: Tensor, axes: Axes | None, at: int,
 ) -> Note | None:  # fmt: skip
+    """Of what was made of scores."""
     note = note_of(operand)
-    if isinstance(note, Weights):
-        return _weights(name, args, note, target, axes)
+    assert isinstance(note, Scores)
     if axes is None or name in _MIXES:
         return None
-    factor = _factor(name, args, operand)
-    if not isinstance(note, Scores):
-        assert note is not None
-        return Note(axes, note.factor * (factor[0] if factor else 1))
     note = replace(note, axes=axes)
-    if factor is not None:
+    if name in _FACTORS and (factor := _factor(name, args, operand)) is not None:
         mean, number = factor
         scores = None if note.scores is None else note.scores * number
         return replace(note, factor=note.factor * mean, scale=note.scale * mean, scores=scores,
@@ -183,7 +207,7 @@ def _note(
         return replace(note, scores=turn(note.scores), hidden=turn(note.hidden))
     if name in _JOINS:
         return _join(args, kwargs, note)
-    if name == "__setitem__" and operand is not target:  # written into a tensor
+    if name == "__setitem__" and operand is not target:  # written into another tensor
         return note if note.scores is note.hidden is None else None
     if name in _BROADCASTS:
         filled = _filled(name, args, kwargs, operand) if name in _FILLS else None
@@ -195,20 +219,28 @@ def _note(
         shape = target.shape
         return replace(note, scores=None if scores is None else scores.expand(shape),
                        hidden=None if hidden is None else hidden.expand(shape), cap=cap)  # fmt: skip
-    return Note(axes)  # queries or keys perhaps, but scores no longer
+    return Operand(Path(axes, target.shape))  # queries or keys perhaps, but scores no longer
 
 
 def _weights(
-    name: str, args: Args, note: Weights, target: Tensor, axes: Axes | None
+    name: str, args: Args, operand: Tensor, target: Tensor, axes: Axes | None
 ) -> Weights | None:
-    """Of what was made of weights: they stay weights while each row is still over keys."""
-    moved = name in _VIEWS | _PICKS | _STACKS
+    """Of what was made of weights: they stay weights while each row is over keys."""
+    note = note_of(operand)
+    assert isinstance(note, Weights)
     over_keys = name == "linear" and any(x.role == KEYS for x in (note.axes or ((),))[-1])
-    if over_keys or not (moved or axes is not None) or not target.is_floating_point():
+    moved = axes is not None or name in _VIEWS | _PICKS | _STACKS
+    if over_keys or not moved or not target.is_floating_point():
         return None
-    others = [note_of(x) for x in noted(args)]
-    calls = dict.fromkeys(x for other in others if isinstance(other, Weights) for x in other.calls)
-    return Weights(axes, calls=tuple(calls))
+    some = args[0] if name in _JOINS | _STACKS else args
+    others = [other for x in some if isinstance(other := note_of(x), Weights)]
+    calls = dict.fromkeys(call for other in others for call in other.calls)
+    spread = note.spread
+    if name in _TIMES and target.shape != operand.shape:
+        values = args[1] if args[0] is operand else args[0]
+        pairs = zip(operand.shape[::-1], values.shape[::-1], strict=False)
+        spread = values.dim() > 2 and any(mine > 1 == theirs for mine, theirs in pairs)
+    return Weights(axes, tuple(calls), spread)
 
 
 # ---------------------------------------------------------------- single functions
@@ -216,8 +248,8 @@ def _weights(
 
 def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float | Tensor] | None:
     """The number that a tensor was multiplied with: its mean over heads, and as it is."""
-    if name not in _TIMES and name not in _OVER:
-        return None
+    if name in _NEGATES:
+        return -1.0, -1.0
     if operand is None:
         operand = args[0] if isinstance(args[0], Tensor) and args[0].dim() else args[1]
     number = args[1] if args[0] is operand else args[0]
@@ -235,12 +267,11 @@ def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float
 
 
 def _is_per_head(number: Tensor, operand: Any) -> bool:
-    """Whether scores of one head are all multiplied with the same."""
+    """Whether all scores of a head are multiplied with the same."""
     note = note_of(operand)
-    if not isinstance(note, Scores) or not 0 < number.dim() <= len(note.axes or ()):
+    if not isinstance(note, Scores) or not 0 < number.dim() <= len(note.axes):
         return False
-    dims = (note.axes or ())[-number.dim() :]
-    sides = [any(axis.role in (FIRST, SECOND) for axis in dim) for dim in dims]
+    sides = [any(x.role in (FIRST, SECOND) for x in dim) for dim in note.axes[-number.dim() :]]
     return all(size == 1 or not side for size, side in zip(number.shape, sides, strict=True))
 
 
@@ -274,7 +305,7 @@ def _joined(args: Args, kwargs: Options, axes: Axes) -> Axes:
     for part in args[0]:
         note = note_of(part)
         known = None
-        if isinstance(note, Scores) and note.axes is not None:
+        if isinstance(note, Scores):
             known = note.axes[at][0].known if note.axes[at] else ()
         found.append((part.shape[at], known))
     return joined(axes, at, found)
@@ -302,6 +333,11 @@ def _join(args: Args, kwargs: Options, note: Scores) -> Scores:
             [part.new_zeros((), dtype=torch.bool).expand(part.shape) for part in parts],
         ),
     )
+
+
+def _are_several(args: Args) -> bool:
+    """Whether no argument is a single number."""
+    return all(isinstance(x, Tensor) and x.numel() != 1 for x in args)
 
 
 def _is_basic(index: Any) -> bool:

@@ -23,12 +23,12 @@ from . import _ops, _padding
 from ._attention import Given, attention, compute, normalise
 from ._axes import KEYS, Axes, new_axes
 from ._calls import Call, EagerCall, FusedCall, Heard, Pending
-from ._eager import PROPERTIES, follow, may_matter
+from ._eager import BEGIN, PROPERTIES, follow, operand_of
 from ._elsewhere import tiled_gradients, tiled_health
 from ._layout import Layout, lay_out
 from ._makers import common_frame, maker, running_modules
 from ._note import Scores, Weights, note_of, write_note
-from ._products import PRODUCTS, follow_product
+from ._products import PRODUCTS, follow_product, follow_sum
 from ._rows import hidden_bias
 from ._sdpa import has_values, is_plain, understand
 from ._written_out import is_written_out, write_out
@@ -98,16 +98,17 @@ class Interceptor(TorchFunctionMode):
         if name in _AROUND_NAMES and func in _AROUND:
             with self:
                 return _AROUND[func](*args, **kwargs)
-        if not args and "input" in kwargs:
+        if not args and "input" in kwargs and "condition" not in kwargs:
             args = (kwargs["input"],)
             kwargs = {key: value for key, value in kwargs.items() if key != "input"}
-        if not (name in _OPERATIONS or may_matter(name, args)) or _is_traced():
-            return func(*args, **kwargs)
-        if name in _OPERATIONS:
+        if name in _OPERATIONS and not _is_traced():
             return self._operation(name, func, args, kwargs)
-        if name in PRODUCTS:
+        operand = operand_of(name, args)
+        if (operand is None and name not in BEGIN) or _is_traced():
+            return func(*args, **kwargs)
+        if name in PRODUCTS or name == "sum":
             return self._product(name, func, args, kwargs)
-        return follow(name, func, args, kwargs)
+        return follow(name, func, args, kwargs, operand)
 
     def _operation(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -220,7 +221,7 @@ class Interceptor(TorchFunctionMode):
         dim %= max(logits.dim(), 1)
         pending, axes = self._pending(frame, logits, dim, result)
         if pending.call is not None or result.dim() > 2:
-            write_note(result, Weights(axes, calls=(pending,)))
+            write_note(result, Weights(axes, (pending,)))
         return result
 
     def _pending(
@@ -229,7 +230,7 @@ class Interceptor(TorchFunctionMode):
         """The call that a softmax may be, measured now, as nobody knows what its logits become."""
         note, modules = note_of(logits), set(map(id, running_modules(frame)))
         try:
-            if isinstance(note, Scores) and note.axes is not None:
+            if isinstance(note, Scores):
                 found = lay_out(note.axes, dim, frame)
                 if found is not None:
                     layout, axes = found
@@ -253,7 +254,11 @@ class Interceptor(TorchFunctionMode):
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = func(*args, **kwargs)
-        for pending, understood in follow_product(name, args, kwargs, result):
+        if name == "sum":
+            met = follow_sum(args, kwargs)
+        else:
+            met = follow_product(name, args, kwargs, result)
+        for pending, understood in met:
             if pending.is_told:
                 continue
             pending.is_told = True

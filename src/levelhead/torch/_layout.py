@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._axes import BATCH, FIRST, FOLDED, KEYS, PLACED, PROVED, QUERIES, SECOND, TABLE, Axes, Axis, Dim
+from ._axes import (
+    BATCH, DENIED, FIRST, FOLDED, KEYS, PLACED, PROVED, QUERIES, SECOND, TABLE, Axes, Axis, Dim,
+)  # fmt: skip
 from ._makers import heads_of, heads_told
 
 
@@ -123,11 +125,14 @@ def _whole_rows(dim: Dim, is_query: Callable[[Axis], bool]) -> list[Axis]:
 def _find_heads(found: list[Axis], frame: FrameType) -> tuple[list[Axis], list[int]]:
     """The axes, one perhaps split into batch and heads, and which of them are those of the heads."""
     lead = [at for at, axis in enumerate(found) if axis.role not in (QUERIES, KEYS)]
-    if proved := [at for at in lead if found[at].heads == PROVED]:
-        return found, proved
-    folded = [at for at in lead if found[at].heads == FOLDED]
-    if len(folded) == 1:
-        (at,) = folded
+    by_reason = {
+        reason: [at for at in lead if found[at].heads == reason]
+        for reason in (PROVED, PLACED, FOLDED, DENIED, "")
+    }
+    if by_reason[PROVED] or by_reason[DENIED]:
+        return found, by_reason[PROVED]
+    if lead == by_reason[FOLDED] and len(lead) == 1:
+        (at,) = lead
         heads = heads_of(found[at].size, frame)
         parts = [found[at]._replace(size=found[at].size // heads), found[at]._replace(size=heads)]
         return [*found[:at], *parts, *found[at + 1 :]], [at + 1]
@@ -139,4 +144,6 @@ def _find_heads(found: list[Axis], frame: FrameType) -> tuple[list[Axis], list[i
                 some = lead[start : start + length]
                 if math.prod(found[at].size for at in some) == count:
                     return found, some
-    return found, [at for at in lead if found[at].heads == PLACED] or folded[-1:]
+    if by_reason[FOLDED]:
+        return found, lead[-1:]  # it was taken apart
+    return found, by_reason[PLACED]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._axes import KEYS, QUERIES, Terms, einsum_terms, matmul_terms, new_axes, of_product
 from ._calls import Pending
-from ._note import Note, Scores, Weights, axes_of, note_of, write_note
+from ._note import Note, Operand, Path, Scores, Weights, axes_of, note_of, write_note
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "linalg_matmul", "bmm", "mm", "einsum",
             "baddbmm", "addmm"}  # fmt: skip
@@ -37,7 +37,7 @@ def follow_product(
         if isinstance(note_of(product.second), Weights):
             first, second, terms = product
             return _meet(Product(second, first, Terms(terms[1], terms[0], terms[2])), result)
-        write_note(result, _begin(name, args, kwargs, product))
+        write_note(result, _begin(name, args, kwargs, product, result))
     except Exception:  # a form that we do not know is none that we can follow
         write_note(result, None)
     return []
@@ -65,22 +65,24 @@ def _read(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product |
 
 
 def _begin(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], product: Product
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], product: Product, result: Tensor
 ) -> Note | None:
     """What a product may be: scores, or a projection by weights of a shape of their own."""
     first, second, terms = product
-    is_layer = [isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter) for x in product[:2]]
-    if any(is_layer) and not any(x in terms.second and x in terms.result for x in terms.first):
-        layer = first if is_layer[0] else second
-        if layer.dim() == 2:
-            return None
+    shares = any(x in terms.second and x in terms.result for x in terms.first)
+    layers = [x for x in (first, second) if _is_layer(x) and not shares]
+    if layers and layers[0].dim() > 2:
         features = object()  # one layer makes them all
-        some = tuple(
-            tuple(axis._replace(family=features) for axis in dim) for dim in new_axes(layer.shape)
-        )
-        sides = (some, axes_of(second)) if layer is first else (axes_of(first), some)
-        return Note(of_product(terms, *sides))
-    notes = [note_of(x) or Note() for x in product[:2]]
+        sides = [
+            tuple(tuple(axis._replace(family=features) for axis in dim) for dim in axes)
+            if x is layers[0]
+            else axes
+            for x, axes in ((first, axes_of(first)), (second, axes_of(second)))
+        ]
+        return Operand(Path(of_product(terms, *sides), result.shape))
+    if layers and (layers[0] is second or second.dim() == 2):
+        return None
+    notes = [note_of(x) or Operand() for x in (first, second)]
     scale, raw = notes[0].factor * notes[1].factor, None
     if name in ("baddbmm", "addmm"):
         factor = kwargs.get("alpha", 1)
@@ -89,7 +91,11 @@ def _begin(
             raw = torch.matmul(first.detach(), second.detach()) * factor
     dk = math.prod(first.shape[terms.first.index(x)] for x in terms.summed)
     axes = of_product(terms, axes_of(first), axes_of(second))
-    return Scores(axes, dk=dk, scale=scale, scores=raw)
+    return Scores(axes, dk, scale, scores=raw)
+
+
+def _is_layer(tensor: Tensor) -> bool:
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 def _meet(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
@@ -103,16 +109,38 @@ def _meet(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
     if not over_keys and QUERIES not in summed:  # heads are mixed
         sizes = dict(zip(terms.second, values.shape, strict=True))
         axes = tuple(by_name.get(x, ()) or new_axes((sizes.get(x, 1),))[0] for x in terms.result)
-        write_note(result, Weights(axes, calls=note.calls))
+        write_note(result, Weights(axes, note.calls))
         return []
     write_note(result, None)
     shape = dict(zip(terms.first, weights.shape, strict=True))
+    has_rows = any(n > 1 for x, n in shape.items() if x not in terms.second)
     columns = math.prod(shape[x] for x in terms.summed)
-    # In a mixture each row has values of its own, in a codebook all batch entries have the same.
-    is_loud = any(n > 1 for x, n in shape.items() if x not in terms.second) and values.dim() > 2
+    return _met(note, over_keys, columns, has_rows and values.dim() > 2)
+
+
+def _met(note: Weights, over_keys: bool, columns: int, weighs: bool) -> list[tuple[Pending, bool]]:
+    """The calls that are complete, or not understood.
+
+    columns: of the weights
+    weighs:  several rows weigh the same values, so this is no mixture (where each row has values of
+        its own) and no codebook (the same for all the batch): if not understood, it must be told
+    """
     found = []
     for pending in note.calls:
         understood = over_keys and pending.is_understood(columns)
-        if understood or is_loud:
+        if understood or weighs:
             found.append((pending, understood))
     return found
+
+
+def follow_sum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Pending, bool]]:
+    """The calls whose weights, multiplied with values, are summed over the keys here."""
+    product = args[0]
+    note = note_of(product)
+    if not isinstance(note, Weights) or note.axes is None or note.spread is None:
+        return []
+    dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    dims = [dims] if type(dims) is int else dims or []
+    summed = [at for at in dims if any(axis.role == KEYS for axis in note.axes[at])]
+    columns = math.prod(product.shape[at] for at in summed)
+    return _met(note, True, columns, note.spread) if summed else []

@@ -40,33 +40,42 @@ def row_statistics(
     none = float("-inf")
     visible = counted.sum(-1)
     broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
-    outcomes = visible + (0 if null is None else null.shape[-1])
+    outcomes = visible
+    if null is not None:
+        null = null.to(logits.dtype)
+        outcomes = visible + null.shape[-1]
+        broken = broken | ~(null < float("inf")).all(-1)
     outcomes = outcomes.clamp(min=2).to(logits.dtype)
-    null = logits.new_full((1,), none) if null is None else null.to(logits.dtype)
-    broken = broken | ~(null < float("inf")).all(-1)
     used = (visible > 0) & ~broken
     pairs = counted & used[..., None]
 
     reached = torch.where(pairs, logits, none)
     key_top, place = reached.max(-1)
-    null_top, null_place = null.max(-1)
-    top = torch.where(used, torch.maximum(key_top, null_top), 0)
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    largest = index == place[..., None]
+    top = key_top
+    if null is not None:
+        null_top, null_place = null.max(-1)
+        top = torch.maximum(key_top, null_top)
+        key_leads = (key_top >= null_top)[..., None]  # else a sink does, and all keys are tail
+        largest = largest & key_leads
+    top = torch.where(used, top, 0)
     below = torch.where(pairs, reached - top[..., None], 0)
     exps = torch.where(pairs, below.exp(), 0)
-    null_exp = torch.where(used[..., None], (null - top[..., None]).exp(), 0)
-    key_leads = (key_top >= null_top)[..., None]  # else a sink does, and all keys are tail
-    index = torch.arange(scores.shape[-1], device=scores.device)
-    largest = (index == place[..., None]) & key_leads
     tail = torch.where(largest, 0, exps)
-    largest_null = (torch.arange(null.shape[-1], device=null.device) == null_place[..., None]) & ~key_leads
-    null_tail = torch.where(largest_null, 0, null_exp)
-    null_below = torch.where(null_tail > 0, null - top[..., None], 0)
+    l1, a = tail.sum(-1), (tail * below).sum(-1)
+    l2, l3, null_mass = (tail * tail).sum(-1), (tail**3).sum(-1), torch.zeros_like(l1)
+    if null is not None:
+        null_exps = torch.where(used[..., None], (null - top[..., None]).exp(), 0)
+        places = torch.arange(null.shape[-1], device=null.device)
+        null_tail = torch.where((places == null_place[..., None]) & ~key_leads, 0, null_exps)
+        null_below = torch.where(null_tail > 0, null - top[..., None], 0)
+        l1, a = l1 + null_tail.sum(-1), a + (null_tail * null_below).sum(-1)
+        l2, l3 = l2 + (null_tail * null_tail).sum(-1), l3 + (null_tail**3).sum(-1)
+        null_mass = null_exps.sum(-1)
 
-    l1 = tail.sum(-1) + null_tail.sum(-1)
-    a = (tail * below).sum(-1) + (null_tail * null_below).sum(-1)
     total, head, rest = 1 + l1, 1 / (1 + l1), l1 / (1 + l1)
-    t2 = ((tail * tail).sum(-1) + (null_tail**2).sum(-1)) / total**2
-    t3 = ((tail**3).sum(-1) + (null_tail**3).sum(-1)) / total**3
+    t2, t3 = l2 / total**2, l3 / total**3
     entropy = torch.log1p(l1) - a / total
     jacobian = (head * rest) ** 2 + t2 * (1 + 2 * head**2) + t2**2 - 2 * t3
 
@@ -93,7 +102,7 @@ def row_statistics(
         "jacobian_norm": torch.where(used, jacobian.clamp(min=0).sqrt(), 0),
         "first_key": torch.where(choice, exps[..., 0] / total, 0),
         "distance": (exps * distance).sum(-1) / total,
-        "null_mass": null_exp.sum(-1) / total,
+        "null_mass": null_mass / total,
     }
 
 
