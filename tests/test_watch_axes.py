@@ -102,7 +102,7 @@ class Given(nn.Module):
 
 
 def watched(model, inputs):
-    """The watch, the calls, the output and the gradients of the inputs; unwatched they are equal."""
+    """The watch, the calls, and the output with the gradients of the inputs, as unwatched."""
     runs, calls = [], []
     for seen in (None, levelhead.torch.watch(model)):
         given = [x.clone().requires_grad_() for x in inputs]
@@ -149,6 +149,103 @@ def test_layouts(way):
                 torch.from_numpy(call.weights(entry, head)).float(), scores.softmax(-1),
                 rtol=1e-4, atol=1e-6,
             )  # fmt: skip
+
+
+GROUPS = 2
+
+
+def grouped(q, k, v):
+    scores = torch.einsum("bkgid,bkjd->bkgij", q.unflatten(1, (GROUPS, -1)), k[:, :GROUPS])
+    return torch.einsum("bkgij,bkjd->bkgid", soft(scores), v[:, :GROUPS]).flatten(1, 2)
+
+
+def repeated(q, k, v):
+    """Keys of a group of heads expanded and folded, queries by a way that cannot be followed."""
+    k, v = (x[:, :GROUPS, None].expand(-1, -1, 2, -1, -1).reshape(q.shape) for x in (k, v))
+    return soft(q @ k.mT) @ v
+
+
+def one_key_head(q, k, v):
+    scores = torch.einsum("bhid,bjd->bhij", q, k[:, 0])
+    return torch.einsum("bhij,bjd->bhid", soft(scores), v[:, 0])
+
+
+def one_key_head_broadcast(q, k, v):
+    return soft(q @ k[:, :1].mT) @ v[:, :1]
+
+
+def heads_among_queries(q, k, v):
+    """All heads are rows of one product."""
+    scores = torch.bmm(q.reshape(B, H * L, D), k[:, 0].mT).view(B, H, L, L)
+    return torch.bmm(soft(scores).view(B, H * L, L), v[:, 0]).view(q.shape)
+
+
+SHARED = {grouped: GROUPS, repeated: GROUPS, one_key_head: 1, one_key_head_broadcast: 1,
+          heads_among_queries: 1}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", SHARED, ids=lambda way: way.__name__)
+@pytest.mark.parametrize("projected", [True, False])
+def test_heads_that_share_keys(way, projected):
+    """Projected: the heads are told by the features that were split, and by nothing else."""
+    inputs = [2 * randn(B, H, L, D, seed=seed) for seed in range(3)]
+    model = Given(way)
+    if projected:
+        model.num_heads = None
+        inputs = [x.transpose(1, 2).flatten(2) for x in inputs]
+        model.way = lambda *x: way(*(x.view(B, L, H, D).transpose(1, 2) for x in x))
+    seen, (call,), (output, *_) = watched(model, inputs)
+    assert call.shape == (B, H, L, L)
+    if projected:
+        inputs = [x.view(B, L, H, D).transpose(1, 2) for x in inputs]
+    q, k, v = inputs
+    k, v = (x[:, : SHARED[way]].repeat_interleave(H // SHARED[way], 1) for x in (k, v))
+    agree(seen, output, (q, k, v))
+
+
+def test_one_head_at_a_time():
+    """A loop over heads is a call for each, of one head, however many batch entries there are."""
+    inputs = [2 * randn(H, L, H * D, seed=seed) for seed in range(3)]  # as many as heads
+
+    def loop(*given):
+        q, k, v = (x.view(H, L, H, D) for x in given)
+        heads = [soft(q[:, :, h] @ k[:, :, h].mT) @ v[:, :, h] for h in range(H)]
+        return torch.stack(heads, 2)
+
+    seen, calls, _ = watched(Given(loop), inputs)
+    assert [call.shape for call in calls] == [(H, 1, L, L)] * H
+    assert seen.health[""].shape == (1,) and seen.health[""].rows[0] == H * H * L
+
+
+@pytest.mark.parametrize("product", [
+    lambda q, k: torch.einsum("nd,md->nm", q, k), lambda q, k: q @ k.T,
+    lambda q, k: torch.mm(q, k.t()), lambda q, k: torch.addmm(torch.zeros(L, L), q, k.T),
+], ids=["einsum", "matmul", "mm", "addmm"])  # fmt: skip
+def test_one_matrix_at_a_time(product):
+    inputs = [2 * randn(B, H, L, D, seed=seed) for seed in range(3)]
+
+    def loop(q, k, v):
+        rows = [[soft(product(q[b, h], k[b, h]), 1) @ v[b, h] for h in range(H)] for b in range(B)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    seen, calls, (output, *_) = watched(Given(loop), inputs)
+    assert {call.shape for call in calls} == {(1, 1, L, L)} and len(calls) == B * H
+    flat = [x.flatten(0, 1)[:, None] for x in inputs]
+    told = Oracle()
+    torch.testing.assert_close(told(*flat).view(output.shape), output, rtol=1e-5, atol=2e-5)
+    assert_same_health(seen.health, {"": told.health()[0]})
+
+
+@pytest.mark.parametrize("shape", [(1, H, L, D), (B, 1, L, D), (1, 1, L, D), (0, H, L, D)], ids=str)
+def test_sizes_of_one_and_none(shape):
+    x = randn(*shape)
+    heard = []
+    with levelhead.torch.listen(heard.append):
+        soft(x @ x.mT) @ x
+        soft(x[:, :, :1] @ x.mT) @ x
+        soft(x @ x[:, :, :1].mT) @ x[:, :, :1]
+    sizes = [(L, L), (1, L), (L, 1)]
+    assert [call.shape for call in heard] == [(*shape[:2], *size) for size in sizes]
 
 
 # ---------------------------------------------------------------- told by the projections alone

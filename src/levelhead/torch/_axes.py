@@ -73,7 +73,7 @@ def viewed(axes: Axes, shape: Sequence[int], strides: Sequence[int]) -> Axes | N
     for at, (size, taken) in enumerate(zip(shape, steps, strict=True)):
         if taken is not None:
             repeats = size > 1 and not taken
-            dim = ((Axis(size, REPEATED),) if repeats else tuple(_cut(flat[i], n) for i, n in taken))
+            dim = (Axis(size, REPEATED),) if repeats else tuple(_cut(flat[i], n) for i, n in taken)
         elif len(shape) == len(axes):
             dim = _resized(axes[at], size)
         else:
@@ -92,7 +92,8 @@ def _steps(
     """
     places = [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
     found: list[list[tuple[int, int]] | None] = []
-    for left, stride in zip(shape, strides, strict=True):
+    for size, first in zip(shape, strides, strict=True):
+        left, stride = size, first
         taken: list[tuple[int, int]] = []
         for at in reversed(range(len(sizes))):  # the innermost first
             if left == 1 or stride == 0 or places[at] * sizes[at] <= stride:
@@ -105,6 +106,30 @@ def _steps(
             left, stride = max(left // reached, 1), places[at] * sizes[at]
         found.append(taken if left == 1 or stride == 0 else None)
     return found
+
+
+def restrided(
+    axes: Axes, before: Sequence[int], shape: Sequence[int], strides: Sequence[int]
+) -> Axes | None:
+    """The axes of a view that is told by its strides, of a tensor with other strides before."""
+    places: list[tuple[int, Axis]] = []
+    for dim, stride in zip(axes, before, strict=True):
+        place = stride
+        for axis in reversed(dim):
+            places.append((place, axis))
+            place *= axis.size
+    places.sort(key=lambda entry: entry[0])
+    found: list[Axis] = []  # the innermost first
+    inner = 1
+    for place, axis in places:
+        if place != inner:
+            return None  # there are gaps, or it overlaps
+        inner *= axis.size
+        if found and found[-1].family is axis.family:  # the view may step from one to the next
+            found[-1] = axis._replace(size=axis.size * found[-1].size)
+        else:
+            found.append(axis)
+    return viewed(tuple((axis,) for axis in reversed(found)), shape, strides)
 
 
 def aligned(axes: Axes, shape: Sequence[int]) -> Axes:
@@ -193,7 +218,9 @@ def einsum_terms(equation: str, first: int, second: int) -> Terms | None:
         before, dotted, after = term.partition("...")
         return (*before, *(batch[len(batch) - count :] if dotted else ()), *after)
 
-    found = Terms(names(operands[0], dots[0]), names(operands[1], dots[1]), names(right, len(batch)))
+    found = Terms(
+        names(operands[0], dots[0]), names(operands[1], dots[1]), names(right, len(batch))
+    )
     distinct = all(len(set(term)) == len(term) for term in found)
     alone = set(found.first) ^ set(found.second)
     return found if distinct and alone <= set(found.result) and found.summed else None
@@ -208,12 +235,18 @@ def of_product(terms: Terms, first: Axes, second: Axes) -> Axes:
     def is_split(dim: Dim) -> bool:
         return any(axis.family in features for axis in dim)
 
+    def heads_in(dim: Dim) -> int:
+        proved = (axis.size for axis in dim if axis.family in {*features, REPEATED})
+        return math.prod(proved) if is_split(dim) else 0
+
     shared = [x for x in terms.result if x in sides[0] and x in sides[1]]
     free = [[x for x in terms.result if x in side and x not in shared] for side in sides]
-    split = [[x for x in names if is_split(side[x])] for side, names in zip(sides, free, strict=True)]
+    split = [
+        [x for x in names if is_split(side[x])] for side, names in zip(sides, free, strict=True)
+    ]
     if all(split):
         split = [[], []]  # heads attend to heads
-    found = {x: max((side[x] for side in sides), key=is_split) for x in shared}
+    found = {x: max((side[x] for side in sides), key=heads_in) for x in shared}
     found = {x: dim or sides[0][x] or sides[1][x] for x, dim in found.items()}
     proved = [*filter(lambda x: is_split(found[x]), shared), *split[0], *split[1]]
     lead = [x for x in terms.result if not any(x in names[-1:] for names in free)]

@@ -13,7 +13,8 @@ def causal_offset(mask: Any, query: Tensor, key: Tensor) -> int | None:
 
     Of such a bias there are no values: it is a tensor that holds nothing.
     """
-    if mask is None or type(mask) is Tensor or type(mask).__name__ != "CausalBias":
+    kind = type(mask)  # known by its name: importing the class takes longer than all of this
+    if kind.__name__ != "CausalBias" or kind.__module__ != "torch.nn.attention.bias":
         return None
     sizes = mask.seq_len_q, mask.seq_len_kv
     if mask.variant.name == "UPPER_LEFT" or sizes[0] == sizes[1]:
@@ -37,6 +38,5 @@ def speaks_for_itself(tensor: Any) -> bool:
     kind = type(tensor)
     if tensor is None or kind is Tensor or not issubclass(kind, Tensor):
         return False
-    ask = kind.__torch_function__
-    plain = Tensor.__torch_function__
-    return ask is not torch._C._disabled_torch_function_impl and ask.__func__ is not plain.__func__
+    asks = [getattr(x.__torch_function__, "__func__", None) for x in (kind, Tensor)]
+    return asks[0] is not None and asks[0] is not asks[1]

@@ -125,10 +125,9 @@ class EagerCall(Call):
             self.counted = self.counted & ~layout.keys(hidden)
         self.health = self._measure(self._scores, self._logits)
 
-    def without_matrices(self) -> EagerCall:
-        """The same call with nothing but its statistics."""
+    def drop_matrices(self) -> None:
+        """Keep nothing but the statistics, and which pairs count."""
         del self._scores, self._logits, self._null
-        return self
 
     def _measure(self, scores: Tensor, logits: Tensor) -> Health:
         sums = matrix_health(scores, logits, self.counted, self._null)
@@ -161,24 +160,23 @@ class Pending:
     """A softmax: attention if its weights meet values.
 
     modules: that were running then, by id
-    call:    None if it was not understood
+    call:    None if it was not understood, or was told of
+    is_told: it was told of, be it as not understood
     """
 
-    def __init__(
-        self, modules: set[int], call: EagerCall | None = None, heard: Heard | None = None
-    ) -> None:
-        self.modules, self.call, self.heard, self.is_told = modules, call, heard, False
+    def __init__(self, modules: set[int]) -> None:
+        self.modules, self.heard, self.is_told = modules, Heard(), False
+        self.call: EagerCall | None = None
 
     def is_understood(self, columns: int) -> bool:
-        """Whether it can be told of, its weights having so many columns when they met values.
+        """Whether it can be told of, if its weights have so many columns when they meet values.
 
         A single column beside the keys is a sink, cut off or not. Several that meet values are
-        keys with scores that were not followed.
+        keys whose scores were not followed.
         """
         if self.call is None:
             return False
-        keys = self.call.shape[-1]
-        return columns <= keys + 1 or not self.call.layout.known
+        return not self.call.layout.known or columns <= self.call.shape[-1] + 1
 
 
 def _entries(sums: Tensor) -> Floats:

@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._axes import FIRST, KEYS, SECOND, Axes, aligned, joined, new_axes, viewed
+from ._axes import FIRST, KEYS, SECOND, Axes, aligned, joined, new_axes, restrided, viewed
 from ._note import (
     Note,
     Operand,
     Path,
     Scores,
+    View,
     Weights,
     axes_of,
     note_of,
@@ -41,12 +42,11 @@ _FACTORS = _TIMES | _OVER | _NEGATES
 _SPLITS = {"view", "reshape", "unflatten"}
 _VIEWS = _SPLITS | {
     "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "T", "mT", "H",
-    "mH", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as", "flatten", "ravel",
-    "select", "narrow", "unfold", "as_strided", "diagonal", "chunk", "split", "tensor_split",
-    "unbind",
+    "mH", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as", "flatten",
+    "ravel", "select", "narrow", "unfold", "diagonal", "chunk", "split", "tensor_split", "unbind",
 }  # fmt: skip
 _PICKS = {"__getitem__", "index_select", "gather", "take_along_dim", "repeat", "repeat_interleave",
-          "tile", "roll", "flip", "pad"}  # fmt: skip
+          "tile", "roll", "flip", "pad", "as_strided"}  # fmt: skip
 _JOINS = {"cat", "concat", "concatenate"}
 _STACKS = {"stack", "view_as_complex", "view_as_real"}
 _COPIES = {"contiguous", "clone", "float", "half", "bfloat16", "double", "to", "type", "type_as",
@@ -67,11 +67,12 @@ Args = tuple[Any, ...]
 Options = dict[str, Any]
 
 
-def operand_of(name: str, args: Args) -> Tensor | None:
+def operand_of(name: str, args: Args, kwargs: Options) -> Tensor | None:
     """The argument of a function whose note matters most, if any has one."""
     if not _notes:
         return None
-    return noted(args[:1] if name in _OF_ONE else args)
+    values = args if args or not kwargs else tuple(kwargs.values())
+    return noted(values[:1] if name in _OF_ONE else values)
 
 
 def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | None) -> Any:
@@ -87,8 +88,8 @@ def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | 
     if name in _IN_PLACE and isinstance(note, Scores) and note.scores is None:
         before = operand.detach().clone()  # type: ignore[union-attr]
     result = func(*args, **kwargs)
-    if "other" in kwargs:
-        args, kwargs = (*args, kwargs["other"]), {k: x for k, x in kwargs.items() if k != "other"}
+    if kwargs:
+        args, kwargs = _by_position(args, kwargs)
     targets = [args[0]] if name == "__setitem__" else result
     targets = targets if isinstance(targets, list | tuple) else [targets]
     if not all(isinstance(target, Tensor) and target.dim() >= 2 for target in targets):
@@ -114,16 +115,25 @@ def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | 
     return result
 
 
+def _by_position(args: Args, kwargs: Options) -> tuple[Args, Options]:
+    """The arguments with those first that functions have first."""
+    first = [name for name in ("input", "tensors", "other") if name in kwargs]
+    rest = {name: value for name, value in kwargs.items() if name not in first}
+    return (*args, *(kwargs[name] for name in first)), rest
+
+
 def _begin(name: str, func: Any, args: Args, kwargs: Options, target: Tensor) -> Note | None:
     """Of a tensor without a note: features split into heads, or a scaled query perhaps."""
     if name not in _SPLITS:
         factor = _factor(name, args, None)
         return None if factor is None else Operand(factor=factor[0])
+    if not args[0].is_floating_point():
+        return None
     shape = args[0].shape
     grows = target.dim() > len(shape) or target.shape[-1] < shape[-1]
     if len(shape) < 2 or not grows:
         return None
-    return Operand(Path(None, shape, (func, args[1:], kwargs)))
+    return Operand(Path(None, shape, _view(func, args, kwargs)))
 
 
 def _operands(
@@ -131,9 +141,8 @@ def _operands(
     targets: Sequence[Tensor],
 ) -> Sequence[Note | None]:  # fmt: skip
     """Of what was made of queries or keys, and of what leads to them."""
-    is_view = name in _VIEWS or (name == "__getitem__" and _is_basic(args[1]))
-    if is_view and not any(isinstance(x, Tensor) for x in args[1:]):
-        view = func, args[1:], kwargs
+    if name in _VIEWS or (name == "__getitem__" and _is_basic(args[1])):
+        view = _view(func, args, kwargs)
         paths = (Path(note.path, operand.shape, view, at) for at in range(len(targets)))
         return [Operand(path, note.factor) for path in paths]
     if name in _FACTORS and (factor := _factor(name, args, operand)) is not None:
@@ -141,12 +150,23 @@ def _operands(
     (target,) = targets
     if name in _MIXES or note.path is None:
         return [None if name in _MIXES or name == "__setitem__" else note]
-    if name in _STACKS or name == "__setitem__":
+    if name in _STACKS or name in ("__setitem__", "as_strided"):
         axes = _moved(name, func, args, kwargs, operand, targets)[0]
         return [None if axes is None else Operand(Path(axes, target.shape), note.factor)]
     if target.dim() < operand.dim():
         return [None]
     return [Operand(Path(note.path, target.shape), note.factor)]
+
+
+def _view(func: Any, args: Args, kwargs: Options) -> View:
+    """What makes a view of its first argument, as it can be kept."""
+
+    def keep(value: Any) -> Any:
+        if type(value) is list:
+            return tuple(map(keep, value))
+        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
+
+    return func, tuple(map(keep, args[1:])), {name: keep(value) for name, value in kwargs.items()}
 
 
 def _moved(
@@ -155,7 +175,7 @@ def _moved(
     """Where the axes of an operand are in what was made of it."""
     axes, target = axes_of(operand), targets[0]
     if name in _VIEWS or (name == "__getitem__" and _is_basic(args[1])):
-        views = views_of(operand.shape, (func, args[1:], kwargs))
+        views = views_of(operand.shape, _view(func, args, kwargs))
         return [viewed(axes, *view) for view in views]
     if name == "pad" and isinstance(note_of(operand), Scores):
         left, right, *others = args[1] if len(args) > 1 else kwargs["pad"]
@@ -163,6 +183,8 @@ def _moved(
             known = axes[-1][0].known if axes[-1] else ()
             parts = [(left, None), (operand.shape[-1], known), (right, None)]
             return [joined(axes, len(axes) - 1, [part for part in parts if part[0]])]
+    if name == "as_strided":
+        return [restrided(axes, operand.stride(), target.shape, target.stride())]
     if name in _PICKS:
         kept = target.dim() == operand.dim() or name in ("repeat", "tile")
         return [aligned(axes, target.shape) if kept else None]
@@ -216,9 +238,8 @@ def _scores(
             hidden = filled if hidden is None else hidden | filled
         elif scores is None and name != "__setitem__":
             scores, cap = before.detach(), float(name in ("tanh", "tanh_"))
-        shape = target.shape
-        return replace(note, scores=None if scores is None else scores.expand(shape),
-                       hidden=None if hidden is None else hidden.expand(shape), cap=cap)  # fmt: skip
+        scores, hidden = (None if x is None else x.expand(target.shape) for x in (scores, hidden))
+        return replace(note, scores=scores, hidden=hidden, cap=cap)
     return Operand(Path(axes, target.shape))  # queries or keys perhaps, but scores no longer
 
 
@@ -291,12 +312,13 @@ def _filled(name: str, args: Args, kwargs: Options, operand: Tensor) -> Tensor |
         places, value = given["mask"], given["value"]
     if (isinstance(value, Tensor) and value.dim()) or not float(value) < HIDES:
         return None
-    return operand == value if places is None else places
+    found: Tensor = operand == value if places is None else places
+    return found
 
 
 def _dim(args: Args, kwargs: Options) -> int:
-    dim: int = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
-    return dim
+    dim: Any = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis", 0))
+    return int(dim)
 
 
 def _joined(args: Args, kwargs: Options, axes: Axes) -> Axes:

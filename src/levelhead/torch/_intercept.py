@@ -1,8 +1,9 @@
 """Seeing every attention call, whoever makes it: the function is intercepted, not the module.
 
 Three roads lead to attention: `F.scaled_dot_product_attention`, `levelhead.torch.attention`, and
-products with a softmax between them (_eager.py). nn.MultiheadAttention and nn.TransformerEncoder leave their
-fast path by themselves while a function mode is on, and then take one of the three.
+two products with a softmax between them (_eager.py). nn.MultiheadAttention and
+nn.TransformerEncoder leave their fast path by themselves while a function mode is on, and then take
+one of the three.
 """
 
 from __future__ import annotations
@@ -98,12 +99,9 @@ class Interceptor(TorchFunctionMode):
         if name in _AROUND_NAMES and func in _AROUND:
             with self:
                 return _AROUND[func](*args, **kwargs)
-        if not args and "input" in kwargs and "condition" not in kwargs:
-            args = (kwargs["input"],)
-            kwargs = {key: value for key, value in kwargs.items() if key != "input"}
         if name in _OPERATIONS and not _is_traced():
             return self._operation(name, func, args, kwargs)
-        operand = operand_of(name, args)
+        operand = None if name in PRODUCTS else operand_of(name, args, kwargs)
         if (operand is None and name not in BEGIN) or _is_traced():
             return func(*args, **kwargs)
         if name in PRODUCTS or name == "sum":
@@ -214,62 +212,44 @@ class Interceptor(TorchFunctionMode):
         self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         result = func(*args, **kwargs)
-        logits: Tensor = args[0]
+        logits: Tensor = args[0] if args else kwargs["input"]
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        if type(dim) is not int or not (logits.is_floating_point() and _is_there(logits)):
+        if type(dim) is not int or logits.dim() < 2 or not _is_there(logits):
             return result
-        dim %= max(logits.dim(), 1)
-        pending, axes = self._pending(frame, logits, dim, result)
-        if pending.call is not None or result.dim() > 2:
-            write_note(result, Weights(axes, (pending,)))
+        dim %= logits.dim()
+        pending = Pending(set(map(id, running_modules(frame))))
+        # Measured now: nobody knows what becomes of the logits until their weights meet values.
+        understood = _eager_call(logits, dim, frame)
+        if understood is not None:
+            pending.call, axes = understood
+            _hear_gradients(pending.heard, pending.call.layout, logits, result)
+            if not any(listener.looks for listener in self.listeners):
+                pending.call.drop_matrices()
+        elif logits.dim() > 2:
+            axes = new_axes(logits.shape)
+            keys = tuple(axis._replace(role=KEYS) for axis in axes[dim])
+            axes = *axes[:dim], keys, *axes[dim + 1 :]
+        else:
+            return result
+        write_note(result, Weights(axes, (pending,)))
         return result
 
-    def _pending(
-        self, frame: FrameType, logits: Tensor, dim: int, weights: Tensor
-    ) -> tuple[Pending, Axes]:
-        """The call that a softmax may be, measured now, as nobody knows what its logits become."""
-        note, modules = note_of(logits), set(map(id, running_modules(frame)))
-        try:
-            if isinstance(note, Scores):
-                found = lay_out(note.axes, dim, frame)
-                if found is not None:
-                    layout, axes = found
-                    scores, logits_now = note.scores, logits.detach()
-                    call = EagerCall(
-                        layout, logits_now if scores is None else scores, logits_now, note.hidden,
-                        note.dk, note.scale, note.cap,
-                    )  # fmt: skip
-                    if not any(listener.looks for listener in self.listeners):
-                        call.without_matrices()
-                    heard = Heard()
-                    _hear_gradients(heard, layout, logits, weights)
-                    return Pending(modules, call, heard), axes
-        except (RuntimeError, ValueError):  # matrices that do not fit together: a form of its own
-            pass
-        axes = new_axes(logits.shape)
-        keys = tuple(axis._replace(role=KEYS) for axis in axes[dim])
-        return Pending(modules), (*axes[:dim], keys, *axes[dim + 1 :])
-
-    def _product(
-        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _product(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if name == "sum":
             met = follow_sum(args, kwargs)
         else:
             met = follow_product(name, args, kwargs, result)
         for pending, understood in met:
-            if pending.is_told:
-                continue
-            pending.is_told = True
-            call, heard, pending.call = pending.call, pending.heard, None
             frame = common_frame(sys._getframe(2), pending.modules)
-            if not understood or call is None or heard is None:
+            if understood and (call := pending.call) is not None:
+                pending.call, pending.is_told = None, True
+                self._tell(frame, call, pending.heard)
+                if pending.heard:
+                    pending.heard.counted = call.counted
+            elif not pending.is_told:
+                pending.is_told = True
                 self._miss(frame)
-                continue
-            self._tell(frame, call, heard)
-            if heard:
-                heard.counted = call.counted
         return result
 
 
@@ -281,6 +261,26 @@ def is_elsewhere(tensor: Tensor) -> bool:
 def _is_there(tensor: Tensor) -> bool:
     """Whether a tensor has values to look at."""
     return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+
+
+def _eager_call(logits: Tensor, dim: int, frame: FrameType) -> tuple[EagerCall, Axes] | None:
+    """What a softmax over a dimension of logits is, and the axes of its weights; None if unknown.
+
+    frame: of who made the call
+    """
+    note = note_of(logits)
+    found = lay_out(note.axes, dim, frame) if isinstance(note, Scores) else None
+    if found is None:
+        return None
+    assert isinstance(note, Scores)
+    layout, axes = found
+    logits = logits.detach()
+    scores = logits if note.scores is None else note.scores
+    try:
+        call = EagerCall(layout, scores, logits, note.hidden, note.dk, note.scale, note.cap)
+    except RuntimeError:  # matrices that do not fit together: a form that we do not know
+        return None
+    return call, axes
 
 
 def _is_traced() -> bool:

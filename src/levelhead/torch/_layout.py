@@ -11,7 +11,19 @@ import torch
 from torch import Tensor
 
 from ._axes import (
-    BATCH, DENIED, FIRST, FOLDED, KEYS, PLACED, PROVED, QUERIES, SECOND, TABLE, Axes, Axis, Dim,
+    BATCH,
+    DENIED,
+    FIRST,
+    FOLDED,
+    KEYS,
+    PLACED,
+    PROVED,
+    QUERIES,
+    SECOND,
+    TABLE,
+    Axes,
+    Axis,
+    Dim,
 )  # fmt: skip
 from ._makers import heads_of, heads_told
 
@@ -37,7 +49,7 @@ class Layout(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """(batch, heads, queries, keys)"""
+        """Batch, heads, queries and keys."""
         lead, split = self.lead, len(self.order) - 2 - self.heads
         rows, keys = (self.sizes[at] for at in self.order[-2:])
         if self.known:
@@ -45,7 +57,7 @@ class Layout(NamedTuple):
         return math.prod(lead[:split]), math.prod(lead[split:]), rows, keys
 
     def keys(self, tensor: Tensor) -> Tensor:
-        """(*lead, queries, keys)"""
+        """The matrices, (*lead, queries, keys)."""
         matrices = self._matrices(tensor)
         return _columns(matrices, self.known) if self.known else matrices
 
@@ -102,7 +114,9 @@ def lay_out(axes: Axes, dim: int, frame: FrameType) -> tuple[Layout, Axes] | Non
     )
     weights = tuple(
         tuple(
-            Axis(axis.size, axis.family, KEYS if at == dim else QUERIES if is_query(axis) else BATCH)
+            Axis(
+                axis.size, axis.family, KEYS if at == dim else QUERIES if is_query(axis) else BATCH
+            )
             for axis in some
         )
         for at, some in enumerate(axes)
@@ -123,7 +137,7 @@ def _whole_rows(dim: Dim, is_query: Callable[[Axis], bool]) -> list[Axis]:
 
 
 def _find_heads(found: list[Axis], frame: FrameType) -> tuple[list[Axis], list[int]]:
-    """The axes, one perhaps split into batch and heads, and which of them are those of the heads."""
+    """The axes, one perhaps split into batch and heads, and which are those of the heads."""
     lead = [at for at, axis in enumerate(found) if axis.role not in (QUERIES, KEYS)]
     by_reason = {
         reason: [at for at in lead if found[at].heads == reason]

@@ -87,9 +87,14 @@ class Path:
     """
 
     __slots__ = ("_axes", "_depth", "_how")
+    _depth: int
 
     def __init__(
-        self, before: Axes | Path | None, shape: Sequence[int], view: View | None = None, at: int = 0
+        self,
+        before: Axes | Path | None,
+        shape: Sequence[int],
+        view: View | None = None,
+        at: int = 0,
     ) -> None:
         self._axes: Axes | None = None
         self._how: Any = before, shape, view, at

@@ -11,6 +11,7 @@ from .._verdicts import LEVELS
 
 _MARKS = {"critical": "#", "error": "E", "warning": "!", "info": "-", "ok": "."}
 _WORST = 5
+_NAMED = 8
 
 
 def summarise(
@@ -18,10 +19,12 @@ def summarise(
     gradients: Mapping[str, GradHealth],
     calls: int,
     thresholds: Mapping[str, float],
+    not_understood: Mapping[str, int],
 ) -> str:
     """A line per layer with a mark per head and the worst one, then the worst heads in words."""
+    missing = missing_calls(not_understood)
     if not health:
-        return "no attention call was seen"
+        return "\n".join(["no attention call was seen", *missing])
     width = max(len(_name(layer)) for layer in health)
     heads = sum(part.shape[-1] for part in health.values())
     lines = [f"{calls:,} attention calls, {len(health)} layers, {heads} heads"]
@@ -51,7 +54,19 @@ def summarise(
         lines.append(f"and {len(found) - _WORST} more heads that need attention")
     if not found:
         lines.append("No head needs attention.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *missing])
+
+
+def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
+    """The line that names the modules whose attention was not understood, if there are any."""
+    if not not_understood:
+        return []
+    names = [
+        f"{_name(layer)} ({count:,} call{'s' * (count > 1)})"
+        for layer, count in not_understood.items()
+    ]
+    more = f" and {len(names) - _NAMED} more modules" if len(names) > _NAMED else ""
+    return [f"Attention was seen but not understood in {', '.join(names[:_NAMED])}{more}."]
 
 
 def _name(layer: str) -> str:

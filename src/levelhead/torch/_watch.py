@@ -25,7 +25,7 @@ from ._forwards import Hook, in_backward, in_function
 from ._intercept import Listener
 from ._listen import Ear
 from ._makers import module_names
-from ._summary import summarise
+from ._summary import missing_calls, summarise
 from ._tally import Statistics, Tally
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class watch:
 
     def summary(self) -> str:
         """What to know, in words: a line per layer with its worst head, then the worst heads."""
-        return summarise(self.health, self.gradients, self.calls, self._thresholds)
+        return summarise(
+            self.health, self.gradients, self.calls, self._thresholds, self.not_understood
+        )
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
@@ -172,7 +174,8 @@ class watch:
                 sink.close()
             self._own.clear()
         if self.calls == 0 and error[0] is None:
-            warnings.warn(_NOTHING_SEEN, RuntimeWarning, stacklevel=2)
+            said = "\n".join([_NOTHING_SEEN, *missing_calls(self.not_understood)])
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
 
     def step(self) -> None:
         """End the current step; once it was called, nothing else ends steps."""
