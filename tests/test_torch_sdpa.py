@@ -5,6 +5,7 @@ import inspect
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch_support import leaf, tensors
 
 import levelhead.torch as lt
@@ -185,6 +186,67 @@ def test_no_column_under_compile_and_vmap():
 def test_attention_itself_wants_a_column():
     with pytest.raises(ValueError, match=r"^query: expected a last dimension of at least 1, got"):
         lt.attention(*given(2, d=0))
+
+
+# ---------------------------------------------------------------- biases that PyTorch makes
+
+
+BIASES = [(causal_upper_left, 5, 7), (causal_upper_left, 7, 5), (causal_lower_right, 5, 7),
+          (causal_lower_right, 6, 6), (causal_lower_right, 1, 4)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "length", "size"), BIASES)
+def test_causal_biases(make, length, size):
+    """They are tensors without values: what they mean is what they are."""
+    q, k, v = (x.requires_grad_() for x in given(2, length=length, size=size))
+    bias = make(length, size)
+    theirs = F.scaled_dot_product_attention(q, k, v, bias, scale=0.4)
+    weight = torch.linspace(-1, 1, theirs.numel(), dtype=theirs.dtype).reshape(theirs.shape)
+    gradients = torch.autograd.grad((theirs * weight).sum(), (q, k, v))
+    compiled = torch.compile(lt.scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
+    for ours in (
+        lt.scaled_dot_product_attention(q, k, v, bias, scale=0.4),
+        lt.attention(q, k, v, mask=bias, scale=0.4),
+        compiled(q, k, v, bias, scale=0.4),
+    ):
+        torch.testing.assert_close(ours, theirs)
+        for a, b in zip(
+            torch.autograd.grad((ours * weight).sum(), (q, k, v)), gradients, strict=True
+        ):
+            torch.testing.assert_close(a, b)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize(("make", "length", "size"), BIASES)
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_causal_biases_watched(make, length, size, dropout):
+    q, k, v = given(2, length=length, size=size)
+    bias, model = make(length, size), torch.nn.Identity()
+    torch.manual_seed(0)
+    plain = F.scaled_dot_product_attention(q, k, v, bias, dropout)
+    torch.manual_seed(0)
+    with lt.watch(model) as seen:
+        watched = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout)
+    torch.testing.assert_close(watched, plain)
+    assert seen.calls == 1 and not seen.not_understood
+    shown = torch.ones(length, size).tril(size - length if make is causal_lower_right else 0)
+    assert (seen.health[""].pairs == 2 * shown.sum().item()).all()
+
+
+def test_a_causal_bias_beside_other_restrictions():
+    q, k, v = given(2)
+    shown = torch.ones(5, 7, dtype=torch.bool).tril(2)
+    bias = causal_lower_right(5, 7)
+    for options in ({"window": (2, None)}, {"causal": True}, {"query_offset": 1, "causal": True}):
+        torch.testing.assert_close(
+            lt.attention(q, k, v, mask=bias, **options),
+            lt.attention(q, k, v, mask=shown, **options),
+        )
+    with pytest.raises(ValueError) as caught:
+        lt.attention(q, k, v, mask=causal_lower_right(5, 6))
+    assert str(caught.value) == (
+        "mask: expected a lower right bias of (5, 7) queries and keys, got one of (5, 6)"
+    )
 
 
 # ---------------------------------------------------------------- dropout

@@ -15,6 +15,7 @@ from .._hints import refuse_options
 from .._options import AttentionOptions, Window, flag, number
 from .._result import AttentionResult
 from . import _elsewhere
+from ._bias import causal_mask, causal_offset, speaks_for_itself
 from ._given import Given, Numbers, check_tensor, normalise, refuse
 from ._ops import differentiable
 
@@ -93,9 +94,14 @@ def attention(
     """
     if unknown:
         refuse_options(attention, unknown)
-    if has_torch_function((query, key, value)):
+    if (offset := causal_offset(mask, query, key)) is not None:
+        if causal or window is not None or query_offset is not None:
+            mask = causal_mask(offset, query, key)
+        else:
+            mask, causal, query_offset = None, True, offset
+    if has_torch_function((query, key, value, mask, sinks)):
         return handle_torch_function(
-            attention, (query, key, value), query, key, value,
+            attention, (query, key, value, mask, sinks), query, key, value,
             mask=mask, causal=causal, window=window, query_offset=query_offset,
             key_lengths=key_lengths, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
             seed=seed, return_lse=return_lse, return_health=return_health,
@@ -173,6 +179,10 @@ def scaled_dot_product_attention(
     if not 0 <= (dropout_p := number("dropout_p", dropout_p)) <= 1:
         raise ValueError(f"dropout_p: expected a number in [0, 1], got {dropout_p}")
     is_causal, enable_gqa = flag("is_causal", is_causal), flag("enable_gqa", enable_gqa)
+    if speaks_for_itself(attn_mask) and causal_offset(attn_mask, query, key) is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     nothing = dropout_p == 1  # PyTorch allows it: no weight is left
     try:
         tensors, scale = sdpa_tensors(query, key, value, enable_gqa), sdpa_scale(query, scale)

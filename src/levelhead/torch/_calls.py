@@ -13,6 +13,7 @@ from torch import Tensor
 from .._health import GradHealth, Health
 from ._attention import Given, compute
 from ._elsewhere import head_of, tile_of
+from ._layout import Layout
 from ._rows import hidden_bias, matrix_health
 
 Floats = NDArray[np.float64]
@@ -23,6 +24,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.hearers: list[Callable[[GradHealth], None]] = []
+        self.counted: Tensor | None = None  # pairs, if the sums are taken from gradients of them
 
     def __bool__(self) -> bool:
         return bool(self.hearers)
@@ -107,34 +109,44 @@ class EagerCall(Call):
 
     def __init__(
         self,
+        layout: Layout,
         scores: Tensor,
         logits: Tensor,
         hidden: Tensor | None,
-        null: Tensor | None,
         dk: int,
         scale: float,
         cap: float = 0.0,
     ) -> None:
-        """Matrices of shape (batch, heads, queries, keys); null: (batch, heads, queries, 1)."""
+        """Tensors as they entered the softmax; hidden: pairs that do not count."""
         self.dk, self.scale, self._cap = dk, scale, cap
-        self._scores, self._logits, self._null = scores, logits, null
-        self.counted = ~hidden_bias(logits)
+        self.layout, self.shape = layout, layout.shape
+        self._scores, self._logits = layout.keys(scores), layout.keys(logits)
+        self._null = layout.others(logits)
+        self.counted = ~hidden_bias(self._logits)
         if hidden is not None:
-            self.counted = self.counted & ~hidden.expand(logits.shape)
-        self.shape = tuple(logits.shape)  # type: ignore[assignment]
-        self.health = self._measure(scores, logits)
+            self.counted = self.counted & ~layout.keys(hidden)
+        self.health = self._measure(self._scores, self._logits)
+
+    def drop_matrices(self) -> None:
+        """Keep nothing but the statistics, and which pairs count."""
+        del self._scores, self._logits, self._null
 
     def _measure(self, scores: Tensor, logits: Tensor) -> Health:
-        return Health(_entries(matrix_health(scores, logits, self.counted, self._null)))
+        sums = matrix_health(scores, logits, self.counted, self._null)
+        return Health(_entries(sums.reshape(*self.shape[:2], sums.shape[-1])))
+
+    def _matrix_of(self, matrices: Tensor, entry: int, head: int) -> Tensor:
+        lead, flat = self.layout.lead, entry * self.shape[1] + head
+        return matrices[tuple(int(at) for at in np.unravel_index(flat, lead))] if lead else matrices
 
     def scores(self, entry: int, head: int) -> Floats:
-        at = entry, head
-        return _matrix(torch.where(self.counted[at], self._scores[at], torch.nan))
+        counted, scores = (self._matrix_of(x, entry, head) for x in (self.counted, self._scores))
+        return _matrix(torch.where(counted, scores, torch.nan))
 
     def weights(self, entry: int, head: int) -> Floats:
-        logits = self._logits[entry, head]
+        logits = self._matrix_of(self._logits, entry, head)
         if self._null is not None:
-            logits = torch.cat([logits, self._null[entry, head]], -1)
+            logits = torch.cat([logits, self._matrix_of(self._null, entry, head)], -1)
         return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
 
     def rescaled(self, factor: float) -> Health:
@@ -144,6 +156,29 @@ class EagerCall(Call):
 
     def _capped(self, scores: Tensor) -> Tensor:
         return self._cap * torch.tanh(scores / self._cap) if self._cap else scores
+
+
+class Pending:
+    """A softmax: attention if its weights meet values.
+
+    modules: that were running then, by id
+    call:    None if it was not understood, or was told of
+    is_told: it was told of, be it as not understood
+    """
+
+    def __init__(self, modules: set[int]) -> None:
+        self.modules, self.heard, self.is_told = modules, Heard(), False
+        self.call: EagerCall | None = None
+
+    def is_understood(self, columns: int) -> bool:
+        """Whether it can be told of, if its weights have so many columns when they meet values.
+
+        A single column beside the keys is a sink, cut off or not. Several that meet values are
+        keys whose scores were not followed.
+        """
+        if self.call is None:
+            return False
+        return not self.call.layout.known or columns <= self.call.shape[-1] + 1
 
 
 def _entries(sums: Tensor) -> Floats:

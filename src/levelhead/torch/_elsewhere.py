@@ -80,7 +80,7 @@ def _compute(given: Given, weights: bool, lse: bool) -> tuple[Tensor, Tensor, Te
 
 
 def _null(given: Given) -> Tensor | None:
-    return None if given.sinks is None else given.sinks[:, None]
+    return None if given.sinks is None else given.sinks[:, None, None]
 
 
 def _mask(given: Given) -> Tensor | None:

@@ -1,8 +1,9 @@
 """Seeing every attention call, whoever makes it: the function is intercepted, not the module.
 
 Three roads lead to attention: `F.scaled_dot_product_attention`, `levelhead.torch.attention`, and
-products with a softmax (_eager.py). nn.MultiheadAttention and nn.TransformerEncoder leave their
-fast path by themselves while a function mode is on, and then take one of the three.
+two products with a softmax between them (_eager.py). nn.MultiheadAttention and
+nn.TransformerEncoder leave their fast path by themselves while a function mode is on, and then take
+one of the three.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from torch.overrides import TorchFunctionMode
 from .._result import AttentionResult
 from . import _ops, _padding
 from ._attention import Given, attention, compute, normalise
-from ._calls import Call, EagerCall, FusedCall, Heard
-from ._eager import NOTED, Origin, follow, origin, write_note
+from ._axes import KEYS, Axes, new_axes
+from ._calls import Call, EagerCall, FusedCall, Heard, Pending
+from ._eager import BEGIN, PROPERTIES, follow, operand_of
 from ._elsewhere import tiled_gradients, tiled_health
-from ._makers import ModuleNames, heads_of, maker
+from ._layout import Layout, lay_out
+from ._makers import ModuleNames, common_frame, maker, running_modules
+from ._note import Scores, Weights, note_of, write_note
+from ._products import PRODUCTS, follow_product, follow_sum
 from ._rows import hidden_bias
-from ._sdpa import is_plain, understand
+from ._sdpa import has_values, is_plain, understand
 from ._written_out import is_written_out, write_out
 
 
@@ -52,15 +57,23 @@ _AROUND = {
         torch.autograd.grad,
     )
 }
-_OPERATIONS = {"scaled_dot_product_attention", "attention", "softmax"}
-_NAMES = NOTED | _OPERATIONS | {"__get__"} | {func.__name__ for func in _AROUND}
+_AROUND_NAMES = {func.__name__ for func in _AROUND}
+_SOFTMAX = {"softmax", "special_softmax", "_safe_softmax"}
+_OPERATIONS = {"scaled_dot_product_attention", "attention"} | _SOFTMAX
 
 
 class Listener(NamedTuple):
-    """Who wants to hear of calls; names: of its model's modules, if it has one."""
+    """Who wants to hear of calls.
+
+    names:   of its model's modules, if it has one
+    on_miss: called with the name of a module whose attention was not understood
+    looks:   at the matrices of calls, not only at their statistics
+    """
 
     on_call: Callable[[Call], None]
     names: ModuleNames | None
+    on_miss: Callable[[str], None] | None = None
+    looks: bool = True
 
 
 class Interceptor(TorchFunctionMode):
@@ -75,32 +88,39 @@ class Interceptor(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name: str = getattr(func, "__name__", "")
-        if name not in _NAMES or not self.listeners:
+        if not self.listeners:
             return func(*args, **kwargs)
         if name == "__get__":  # a property
             name = func.__self__.__name__
             if name == _padding.QUESTION:
                 _padding.keep_zeros()
-        if name in NOTED:
-            return func(*args, **kwargs) if _is_traced() else follow(name, func, args, kwargs)
-        if name in _OPERATIONS and not _is_traced():
-            return self._operation(name, func, args, kwargs)
-        if name in _NAMES and func in _AROUND:
+            if name not in PROPERTIES:
+                return func(*args, **kwargs)
+        if name in _AROUND_NAMES and func in _AROUND:
             with self:
                 return _AROUND[func](*args, **kwargs)
-        return func(*args, **kwargs)
+        if name in _OPERATIONS and not _is_traced():
+            return self._operation(name, func, args, kwargs)
+        operand = None if name in PRODUCTS else operand_of(name, args, kwargs)
+        if (operand is None and name not in BEGIN) or _is_traced():
+            return func(*args, **kwargs)
+        if name in PRODUCTS or name == "sum":
+            return self._product(name, func, args, kwargs)
+        return follow(name, func, args, kwargs, operand)
 
     def _operation(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        frame = sys._getframe(2)  # who called the function that was intercepted
         if func is F.scaled_dot_product_attention:
-            return self._scaled_dot_product(func, args, kwargs)
+            return self._scaled_dot_product(frame, func, args, kwargs)
         if func is attention:
-            return self._attention(func, *args, **kwargs)
-        return self._softmax(func, args, kwargs) if name == "softmax" else func(*args, **kwargs)
+            return self._attention(frame, func, *args, **kwargs)
+        if name in _SOFTMAX:
+            return self._softmax(frame, func, args, kwargs)
+        return func(*args, **kwargs)
 
-    def _tell(self, call: Call, heard: Heard) -> None:
-        frame = sys._getframe(4)  # who called the function that was intercepted
+    def _tell(self, frame: FrameType, call: Call, heard: Heard) -> None:
         for listener in tuple(self.listeners):
             told = copy.copy(call) if len(self.listeners) > 1 else call
             module = maker(listener.names, frame)
@@ -109,46 +129,65 @@ class Interceptor(TorchFunctionMode):
             if told.on_gradients is not None:
                 heard.hearers.append(told.on_gradients)
 
+    def _miss(self, frame: FrameType) -> None:
+        """Tell of attention that was not understood."""
+        for listener in tuple(self.listeners):
+            module = maker(listener.names, frame)
+            if listener.on_miss is not None and module is not None:
+                listener.on_miss(module)
+
     # ------------------------------------------------------------ one function computes it
 
-    def _scaled_dot_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        heard, written = Heard(), None
+    def _scaled_dot_product(
+        self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        heard, written, call = Heard(), None, None
         try:
-            call = understand(sys._getframe(3), *args, **kwargs)
-            if call is None:
-                return func(*args, **kwargs)
-            given, dropout, causal, folded = call
-            if away := is_elsewhere(given.query):
-                output, sums = func(*args, **kwargs), tiled_health(given)
-            elif is_written_out(dropout):
-                with torch.no_grad():
-                    *_, sums = self._run(given, heard)
-                output, *written = write_out(given, dropout, causal)
-            else:
-                output, *_, sums = self._run(given, heard)
+            call = understand(frame, *args, **kwargs)
+            if call is not None:
+                given, dropout, folded = call
+                if away := is_elsewhere(given.query):
+                    output, sums = func(*args, **kwargs), tiled_health(given)
+                elif is_written_out(dropout):
+                    with torch.no_grad():
+                        *_, sums = self._run(given, heard)
+                    output, *written = write_out(given, dropout)
+                else:
+                    output, *_, sums = self._run(given, heard)
         except (TypeError, ValueError):
-            return func(*args, **kwargs)  # a wrong call: PyTorch says so in its own words
-        self._tell(FusedCall(given, sums, _scale_of(given.query)), heard)
+            call = None  # a wrong call: PyTorch says so in its own words
+        if call is None:
+            output = func(*args, **kwargs)
+            self._miss(frame)
+            return output
+        self._tell(frame, FusedCall(given, sums, _scale_of(given.query)), heard)
         if heard and away and output.requires_grad:
             shape = *given.query.shape[:-1], given.value.shape[-1]
             output.register_hook(lambda g: heard(tiled_gradients(given, g.reshape(shape))))
         elif heard and written is not None:
             weights, logits = written
-            _hear_gradients(heard, ~hidden_bias(logits.detach()), logits, weights)
+            heard.counted = ~hidden_bias(logits.detach())
+            _hear_gradients(heard, None, logits, weights)
         return output.flatten(0, 1) if folded and not away else output
 
     def _attention(
-        self, func: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
+        self, frame: FrameType, func: Any, query: Tensor, key: Tensor, value: Tensor, **options: Any
     ) -> Any:
-        if not all(map(is_plain, (query, key, value))):
-            return func(query, key, value, **options)
+        others = [options.get(name) for name in ("mask", "sinks")]
+        if not (
+            all(map(is_plain, (query, key, value)))
+            and all(x is None or has_values(x) for x in others)
+        ):
+            result = func(query, key, value, **options)
+            self._miss(frame)
+            return result
         lse, health, weights = (
             options.pop(f"return_{name}", False) for name in ("lse", "health", "weights")
         )
         given, heard = normalise(query, key, value, **options), Heard()
         output, rows, matrix, sums = self._run(given, heard, weights, lse)
         call = FusedCall(given, sums, _scale_of(given.query))
-        self._tell(call, heard)
+        self._tell(frame, call, heard)
         if not (lse or health or weights):
             return output
         shape = *(query.shape[:-2] or (1,)), sums.shape[-1]
@@ -171,28 +210,79 @@ class Interceptor(TorchFunctionMode):
 
     # ------------------------------------------------------------ products and a softmax
 
-    def _softmax(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _softmax(
+        self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         result = func(*args, **kwargs)
         logits: Tensor = args[0] if args else kwargs["input"]
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
-        note = origin(logits)
-        if note is None or not note.dk or dim not in (-1, result.dim() - 1):
+        if type(dim) is not int or logits.dim() < 2 or not _is_there(logits):
             return result
-        write_note(result, Origin(weights=True))
-        try:
-            call = _eager_call(note, logits.detach(), sys._getframe(3))
-        except RuntimeError:  # matrices that do not fit together: a form that we do not know
+        dim %= logits.dim()
+        pending = Pending(set(map(id, running_modules(frame))))
+        # Measured now: nobody knows what becomes of the logits until their weights meet values.
+        understood = _eager_call(logits, dim, frame)
+        if understood is not None:
+            pending.call, axes = understood
+            _hear_gradients(pending.heard, pending.call.layout, logits, result)
+            if not any(listener.looks for listener in self.listeners):
+                pending.call.drop_matrices()
+        elif logits.dim() > 2:
+            axes = new_axes(logits.shape)
+            keys = tuple(axis._replace(role=KEYS) for axis in axes[dim])
+            axes = *axes[:dim], keys, *axes[dim + 1 :]
+        else:
             return result
-        heard = Heard()
-        self._tell(call, heard)
-        if heard:
-            _hear_gradients(heard, call.counted, logits, result)
+        write_note(result, Weights(axes, (pending,)))
+        return result
+
+    def _product(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        if name == "sum":
+            met = follow_sum(args, kwargs)
+        else:
+            met = follow_product(name, args, kwargs, result)
+        for pending, understood in met:
+            frame = common_frame(sys._getframe(2), pending.modules)
+            if understood and (call := pending.call) is not None:
+                pending.call, pending.is_told = None, True
+                self._tell(frame, call, pending.heard)
+                if pending.heard:
+                    pending.heard.counted = call.counted
+            elif not pending.is_told:
+                pending.is_told = True
+                self._miss(frame)
         return result
 
 
 def is_elsewhere(tensor: Tensor) -> bool:
     """Whether PyTorch must compute, and health comes from tiles of scores beside it."""
     return not tensor.is_cpu
+
+
+def _is_there(tensor: Tensor) -> bool:
+    """Whether a tensor has values to look at."""
+    return tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_meta)
+
+
+def _eager_call(logits: Tensor, dim: int, frame: FrameType) -> tuple[EagerCall, Axes] | None:
+    """What a softmax over a dimension of logits is, and the axes of its weights; None if unknown.
+
+    frame: of who made the call
+    """
+    note = note_of(logits)
+    found = lay_out(note.axes, dim, frame) if isinstance(note, Scores) else None
+    if found is None:
+        return None
+    assert isinstance(note, Scores)
+    layout, axes = found
+    logits = logits.detach()
+    scores = logits if note.scores is None else note.scores
+    try:
+        call = EagerCall(layout, scores, logits, note.hidden, note.dk, note.scale, note.cap)
+    except RuntimeError:  # matrices that do not fit together: a form that we do not know
+        return None
+    return call, axes
 
 
 def _is_traced() -> bool:
@@ -202,44 +292,25 @@ def _is_traced() -> bool:
 
 def _scale_of(query: Tensor) -> float:
     """What a query was multiplied with before the call."""
-    note = origin(query)
-    return 1.0 if note is None else note.scale
+    note = note_of(query)
+    return 1.0 if note is None else note.factor
 
 
-def _eager_call(note: Origin, logits: Tensor, frame: FrameType) -> EagerCall:
-    """The call that a softmax completes, its matrices as (batch, heads, queries, keys)."""
-    scores, null, hidden = note.scores, None, note.hidden
-    if scores is None:
-        scores = logits
-    elif logits.shape[-1] == scores.shape[-1] + 1:
-        logits, null = logits[..., :-1], logits[..., -1:]
-    heads = heads_of(logits.shape[0], frame) if logits.dim() == 3 else 0
+def _hear_gradients(heard: Heard, layout: Layout | None, logits: Tensor, weights: Tensor) -> None:
+    """Take the norms of the gradients by the weights and by the logits when they arrive.
 
-    def four(x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, heads)) if x.dim() == 3 else x.flatten(0, -4)
-
-    return EagerCall(
-        four(scores.expand(logits.shape)),
-        four(logits),
-        None if hidden is None else four(hidden.expand(logits.shape)),
-        None if null is None else four(null),
-        note.dk,
-        note.scale,
-        note.cap,
-    )
-
-
-def _hear_gradients(heard: Heard, counted: Tensor, logits: Tensor, weights: Tensor) -> None:
-    """Take the norms of the gradients by the weights and by the logits when they arrive."""
+    layout: of the logits; None if they are matrices as `heard.counted` is
+    """
     if not (weights.requires_grad and logits.requires_grad):
         return
     squares: dict[str, Tensor] = {}
 
     def keep(name: str, grad: Tensor) -> None:
-        if grad.shape[-1] == counted.shape[-1] + 1:  # without the sink's column
-            grad = grad[..., :-1]
-        seen = torch.where(counted, grad.reshape(counted.shape).double(), 0)
-        squares[name] = seen.square().sum((-2, -1))
+        if not heard or heard.counted is None:
+            return
+        matrices = grad if layout is None else layout.keys(grad)
+        seen = torch.where(heard.counted, matrices.double(), 0).square().sum((-2, -1))
+        squares[name] = seen if layout is None else seen.reshape(layout.shape[:2])
         if len(squares) == 2:
             heard(torch.stack([squares["weights"], squares["logits"]], -1))
             squares.clear()

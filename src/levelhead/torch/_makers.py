@@ -7,7 +7,10 @@ from types import FrameType
 
 from torch import nn
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
+_HEADS = (
+    "num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads", "num_head",
+    "attention_heads", "n_attention_heads", "no_heads",
+)  # fmt: skip
 
 
 class ModuleNames(dict[int, str]):
@@ -79,6 +82,19 @@ def _is_forward(method: str) -> bool:
     return "forward" in method or method in ("_call_impl", "__call__")
 
 
+def common_frame(frame: FrameType, modules: set[int]) -> FrameType:
+    """The innermost frame from here outwards in which one of these modules runs, by id.
+
+    What two submodules do in turn, the module around them does.
+    """
+    at: FrameType | None = frame
+    while at is not None:
+        if at.f_code.co_varnames[:1] == ("self",) and id(at.f_locals.get("self")) in modules:
+            return at
+        at = at.f_back
+    return frame
+
+
 def heads_of(folded: int, frame: FrameType | None) -> int:
     """How many heads are folded into a dimension of this size that stands for a batch, too.
 
@@ -88,8 +104,17 @@ def heads_of(folded: int, frame: FrameType | None) -> int:
     count = folded
     for module in running_modules(frame):
         count = 1
-        for name in _HEADS:
-            heads = getattr(module, name, None)
-            if type(heads) is int and heads > 0 and folded % heads == 0:
+        for heads in _told(module):
+            if folded % heads == 0:
                 return heads
     return count
+
+
+def heads_told(frame: FrameType | None) -> list[int]:
+    """The numbers of heads that the innermost running module tells which tells any."""
+    return next(filter(None, map(_told, running_modules(frame))), [])
+
+
+def _told(module: nn.Module) -> list[int]:
+    numbers = (getattr(module, name, None) for name in _HEADS)
+    return [heads for heads in numbers if type(heads) is int and heads > 0]

@@ -31,7 +31,7 @@ class Rows(NamedTuple):
     t3: Tensor  # Σ p³ of the tail
     outcomes: Tensor  # how many there are, 2 at least
     exps: Tensor  # (..., H, L, S), exp(logit - largest) of the keys
-    null_exp: Tensor  # the same of a learned sink
+    null_exp: Tensor  # the same of all learned sinks together
     distance: Tensor  # (..., L, S), |i - j| of the positions
 
 
@@ -72,7 +72,7 @@ def row_statistics(
     scores:   (..., H, L, S), scale·QKᵀ
     logits:   (..., H, L, S), the same with softcap and bias, as they enter the softmax
     counted:  broadcastable to them; the pairs that are visible to the statistics
-    null:     broadcastable to (..., H, L); the logit of a learned sink
+    null:     broadcastable to (..., H, L, N); the logits of N learned sinks, usually of one
     distance: broadcastable to them; |i - j| of the positions
     """
     if scores.shape[-1] == 0:  # maxima need a column
@@ -85,31 +85,43 @@ def row_statistics(
     none = float("-inf")
     visible = counted.sum(-1)
     broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
-    outcomes = (visible + (null is not None)).clamp(min=2).to(logits.dtype)
-    null = logits.new_full((), none) if null is None else null.to(logits.dtype)
-    broken = broken | ~(null < float("inf"))
+    outcomes = visible
+    if null is not None:
+        null = null.to(logits.dtype)
+        outcomes = visible + null.shape[-1]
+        broken = broken | ~(null < float("inf")).all(-1)
+    outcomes = outcomes.clamp(min=2).to(logits.dtype)
     used = (visible > 0) & ~broken
     pairs = counted & used[..., None]
 
     reached = torch.where(pairs, logits, none)
     key_top, place = reached.max(-1)
-    top = torch.where(used, torch.maximum(key_top, null), 0)
+    index = torch.arange(scores.shape[-1], device=scores.device)
+    largest = index == place[..., None]
+    top = key_top
+    if null is not None:
+        null_top, null_place = null.max(-1)
+        top = torch.maximum(key_top, null_top)
+        key_leads = (key_top >= null_top)[..., None]  # else a sink does, and all keys are tail
+        largest = largest & key_leads
+    top = torch.where(used, top, 0)
     below = torch.where(pairs, reached - top[..., None], 0)
     exps = torch.where(pairs, below.exp(), 0)
-    null_exp = torch.where(used, (null - top).exp(), 0)
-    key_leads = key_top >= null  # else the sink does, and all keys are tail
-    index = torch.arange(scores.shape[-1], device=scores.device)
-    largest = (index == place[..., None]) & key_leads[..., None]
     tail = torch.where(largest, 0, exps)
-    null_tail = torch.where(key_leads, null_exp, 0)
-    null_below = torch.where(null_tail > 0, null - top, 0)
+    l1, a = tail.sum(-1), (tail * below).sum(-1)
+    l2, l3, null_mass = (tail * tail).sum(-1), (tail**3).sum(-1), torch.zeros_like(l1)
+    if null is not None:
+        null_exps = torch.where(used[..., None], (null - top[..., None]).exp(), 0)
+        places = torch.arange(null.shape[-1], device=null.device)
+        null_tail = torch.where((places == null_place[..., None]) & ~key_leads, 0, null_exps)
+        null_below = torch.where(null_tail > 0, null - top[..., None], 0)
+        l1, a = l1 + null_tail.sum(-1), a + (null_tail * null_below).sum(-1)
+        l2, l3 = l2 + (null_tail * null_tail).sum(-1), l3 + (null_tail**3).sum(-1)
+        null_mass = null_exps.sum(-1)
 
-    l1 = tail.sum(-1) + null_tail
-    a = (tail * below).sum(-1) + null_tail * null_below
     total, head, rest = 1 + l1, 1 / (1 + l1), l1 / (1 + l1)
-    t2 = ((tail * tail).sum(-1) + null_tail**2) / total**2
-    t3 = ((tail**3).sum(-1) + null_tail**3) / total**3
-    row = Rows(l1, a, total, head, rest, t2, t3, outcomes, exps, null_exp, distance)
+    t2, t3 = l2 / total**2, l3 / total**3
+    row = Rows(l1, a, total, head, rest, t2, t3, outcomes, exps, null_mass, distance)
 
     kept = torch.where(pairs, scores, 0)
     mean = kept.sum(-1) / visible.clamp(min=1)
@@ -135,9 +147,9 @@ def row_statistics(
 
 @torch.no_grad()
 def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor | None) -> Tensor:
-    """The sums of `Health` for matrices (B, H, L, S), the queries being the last L positions.
+    """The sums of `Health` for matrices (..., L, S), the queries being the last L positions.
 
-    null: (B, H, L, 1), the logit of a learned sink
+    null: (..., L, N), the logits of N learned sinks
     """
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores, logits = scores.float(), logits.float()
@@ -148,7 +160,7 @@ def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor 
     parts = []
     for first in range(0, max(rows, 1), step):
         part = (..., slice(first, first + step), slice(None))
-        sink = None if null is None else null[part][..., 0]
+        sink = None if null is None else null[part]
         parts.append(
             row_statistics(scores[part], logits[part], counted[part], sink, distance[part])
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ._attention import Given, normalise, sdpa_scale, sdpa_tensors
+from ._bias import causal_offset
 from ._makers import heads_of
 
 _DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
@@ -23,7 +24,6 @@ class Understood(NamedTuple):
 
     given: Given
     dropout: float
-    causal: bool
     folded: bool
 
 
@@ -42,12 +42,18 @@ def understand(
 
     frame: of who made it
     """
-    mask = attn_mask
-    if mask is not None and (
-        is_causal or mask.dim() < 2 or mask.dtype not in (torch.bool, torch.float32, query.dtype)
-    ):
+    mask, offset = attn_mask, 0 if is_causal else None
+    if mask is not None and is_causal:
         return None
     if not all(map(is_plain, (query, key, value))):
+        return None
+    if (of_bias := causal_offset(mask, query, key)) is not None:
+        mask, offset = None, of_bias
+    elif mask is not None and not (
+        has_values(mask)
+        and mask.dim() >= 2
+        and mask.dtype in (torch.bool, torch.float32, query.dtype)
+    ):
         return None
     count = query.shape[0]
     folded = query.dim() == 3 and count == key.shape[0] == value.shape[0]
@@ -57,17 +63,21 @@ def understand(
         if mask is not None and mask.dim() == 3 and mask.shape[0] == count:
             mask = mask.unflatten(0, (-1, heads))
     given = normalise(
-        *sdpa_tensors(query, key, value, enable_gqa), mask, is_causal,
-        scale=sdpa_scale(query, scale), query_offset=0 if is_causal else None,
+        *sdpa_tensors(query, key, value, enable_gqa), mask, offset is not None,
+        scale=sdpa_scale(query, scale), query_offset=offset,
     )  # fmt: skip
-    return Understood(given, dropout_p, is_causal, folded)
+    return Understood(given, dropout_p, folded)
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a tensor has values to look at, in a form that the engine reads."""
+    """Whether a tensor can be queries, keys or values for the engine."""
+    return has_values(tensor) and tensor.dtype in _DTYPES
+
+
+def has_values(tensor: Any) -> bool:
+    """Whether a tensor is its values and nothing else, and they are there to look at."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and tensor.dtype in _DTYPES
         and tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_meta)
     )

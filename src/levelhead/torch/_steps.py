@@ -33,6 +33,7 @@ class Steps:
     the first optimizer steps was before training.
 
     left_out: how many calls were heard and not counted, by their kind
+    not_understood: how many could not be measured, by module
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Steps:
         self.inference = Phase(INFERENCE, thresholds)
         self.before_training = Phase(BEFORE_TRAINING, thresholds)
         self.left_out: Counter[str] = Counter()
+        self.not_understood: Counter[str] = Counter()
         self.trains = self.is_on = False
         self._unended: Unended | None = None
         self._by_hand = self._listening = self._seeing = False
@@ -77,7 +79,7 @@ class Steps:
         self._unended = None if self._by_hand else Unended(self._model)
         self._ear = Ear.of_this_thread()
         self._names = ModuleNames(self._model)
-        self._listener = Listener(self._see, self._names)
+        self._listener = Listener(self._see, self._names, self._miss, looks=False)
         stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
         self._undo = [stepped.remove]
         if not isinstance(self._model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
@@ -272,6 +274,10 @@ class Steps:
             self._unended.forward()
         if self._gradients_wanted:
             call.on_gradients = functools.partial(self._hear, layer)
+
+    def _miss(self, module: str) -> None:
+        if not (in_backward() or (self.trains and without_gradients())):
+            self.not_understood[module] += 1
 
     def _hear(self, layer: str, gradients: GradHealth) -> None:
         self.training.hear(layer, gradients)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,18 @@ if TYPE_CHECKING:
     from ..store import Run
 
 _WORST = 5
+_NAMED = 8
 
 
-def summarise(run: Run, calls: int) -> str:
+def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
     """A line per layer with a mark per head and the worst one, then the worst heads in words.
 
     It speaks of the last recorded step of each layer: of how the model is, not how it was.
     """
     latest, steps = run.latest()
+    missing = missing_calls(not_understood)
     if not steps:
-        return "no attention call was seen"
+        return "\n".join(["no attention call was seen", *missing])
     layers = describe(latest, judge(latest, run.thresholds))
     heads = [(layer, head) for layer, many in layers.items() for head in many]
     heads.sort(key=lambda entry: severity(entry[1]))
@@ -51,7 +53,16 @@ def summarise(run: Run, calls: int) -> str:
         lines.append(f"  What to do: {hint}")
     if len(ill) > _WORST:
         lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
-    return "\n".join(lines)
+    return "\n".join([*lines, *missing])
+
+
+def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
+    """The line that names the modules whose attention was not understood, if there are any."""
+    if not not_understood:
+        return []
+    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
+    more = f" and {len(names) - _NAMED} more modules" if len(names) > _NAMED else ""
+    return [f"Attention was seen but not understood in {', '.join(names[:_NAMED])}{more}."]
 
 
 def _worst(heads: Sequence[Head]) -> str:

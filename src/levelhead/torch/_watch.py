@@ -15,7 +15,7 @@ from .._health.describe import plural
 from .._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
-from ._summary import summarise
+from ._summary import missing_calls, summarise
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -124,12 +124,17 @@ class watch:
         """How many calls were heard but not counted: of "evaluation", of "other models"."""
         return dict(+self._steps.left_out)
 
+    @property
+    def not_understood(self) -> dict[str, int]:
+        """Per module how many calls were heard that could not be followed back to scores."""
+        return dict(self._steps.not_understood)
+
     def summary(self) -> str:
         """How the model is, in words: a line per layer with its worst head, then the worst heads.
 
         It speaks of the last recorded step of each layer; `health` has all steps together.
         """
-        return summarise(self._run(), self.calls)
+        return summarise(self._run(), self.calls, self.not_understood)
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
@@ -185,7 +190,8 @@ class watch:
         if self.calls == 0 == self.before_training.calls:
             others = self.left_out.get("other models")
             message = _NOTHING_SEEN + (_OTHERS_SEEN.format(others) if others else "")
-            warnings.warn(message, RuntimeWarning, stacklevel=2)
+            said = "\n".join([message, *missing_calls(self.not_understood)])
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         elif unended:
             warnings.warn(unended, RuntimeWarning, stacklevel=2)
 

@@ -18,7 +18,7 @@ def is_written_out(dropout: float) -> bool:
     return dropout > 0 or not torch.backends.cuda.flash_sdp_enabled()
 
 
-def write_out(given: Given, dropout: float, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+def write_out(given: Given, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Output, weights before dropout and logits, (..., Hq, L, S); 16 bits compute in 32."""
     with torch.autocast("cpu", enabled=False):
         dtype = given.query.dtype
@@ -28,8 +28,9 @@ def write_out(given: Given, dropout: float, causal: bool) -> tuple[Tensor, Tenso
             key, value = (x.repeat_interleave(group, -3) for x in (key, value))
         logits = (query * given.scale) @ key.transpose(-1, -2)
         mask = given.mask
-        if causal:
-            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        if given.right == 0:  # causal
+            mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
+            mask = mask.tril(given.offset)
         if mask is not None:
             hides = mask.dtype is torch.bool
             logits = logits.masked_fill(~mask, -torch.inf) if hides else logits + mask
