@@ -170,6 +170,12 @@ def one_key_head(q, k, v):
     return torch.einsum("bhij,bjd->bhid", soft(scores), v[:, 0])
 
 
+def one_key_head_after_rows(q, k, v):
+    """As in multi-head latent attention."""
+    scores = torch.einsum("bihd,bjd->bihj", q.transpose(1, 2), k[:, 0])
+    return torch.einsum("bihj,bjd->bhid", soft(scores), v[:, 0])
+
+
 def one_key_head_broadcast(q, k, v):
     return soft(q @ k[:, :1].mT) @ v[:, :1]
 
@@ -180,8 +186,8 @@ def heads_among_queries(q, k, v):
     return torch.bmm(soft(scores).view(B, H * L, L), v[:, 0]).view(q.shape)
 
 
-SHARED = {grouped: GROUPS, repeated: GROUPS, one_key_head: 1, one_key_head_broadcast: 1,
-          heads_among_queries: 1}  # fmt: skip
+SHARED = {grouped: GROUPS, repeated: GROUPS, one_key_head: 1, one_key_head_after_rows: 1,
+          one_key_head_broadcast: 1, heads_among_queries: 1}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", SHARED, ids=lambda way: way.__name__)

@@ -164,7 +164,9 @@ def _view(func: Any, args: Args, kwargs: Options) -> View:
     def keep(value: Any) -> Any:
         if type(value) is list:
             return tuple(map(keep, value))
-        return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
+        if not isinstance(value, Tensor):
+            return value
+        return torch.empty(value.shape, device="meta") if value.dim() else value.item()
 
     return func, tuple(map(keep, args[1:])), {name: keep(value) for name, value in kwargs.items()}
 
@@ -253,7 +255,7 @@ def _weights(
     moved = axes is not None or name in _VIEWS | _PICKS | _STACKS
     if over_keys or not moved or not target.is_floating_point():
         return None
-    some = args[0] if name in _JOINS | _STACKS else args
+    some = args[0] if name in _JOINS or name == "stack" else args
     others = [other for x in some if isinstance(other := note_of(x), Weights)]
     calls = dict.fromkeys(call for other in others for call in other.calls)
     spread = note.spread

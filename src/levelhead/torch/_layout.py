@@ -98,6 +98,7 @@ def lay_out(axes: Axes, dim: int, frame: FrameType) -> tuple[Layout, Axes] | Non
     for at, some in enumerate(axes):
         whole = Axis(math.prod(axis.size for axis in some), None, KEYS)
         found += [whole] if at == dim else _whole_rows(some, is_query)
+    _pick_heads_among_rows(found, is_query, frame)
     if rows := [at for at, axis in enumerate(found) if is_query(axis)]:
         found[rows[-1]] = found[rows[-1]]._replace(role=QUERIES)
     else:
@@ -134,6 +135,21 @@ def _whole_rows(dim: Dim, is_query: Callable[[Axis], bool]) -> list[Axis]:
         else:
             found.append(axis)
     return found[::-1]
+
+
+def _pick_heads_among_rows(
+    found: list[Axis], is_query: Callable[[Axis], bool], frame: FrameType
+) -> None:
+    """Where all heads have the same keys, theirs is an axis of the queries: the module knows."""
+    rows = [at for at, axis in enumerate(found) if is_query(axis)]
+    if len(rows) < 2 or any(axis.heads in (PROVED, DENIED) for axis in found):
+        return
+    others = {axis.size for axis in found if axis.role == BATCH}
+    for count in heads_told(frame):
+        for at in reversed(rows):
+            if found[at].size == count and count not in others:
+                found[at] = found[at]._replace(heads=PROVED)
+                return
 
 
 def _find_heads(found: list[Axis], frame: FrameType) -> tuple[list[Axis], list[int]]:

@@ -82,6 +82,8 @@ def _begin(
         return Operand(Path(of_product(terms, *sides), result.shape))
     if layers and (layers[0] is second or second.dim() == 2):
         return None
+    if name == "addmm" and (args or [kwargs["input"]])[0].dim() < 2:  # a layer's bias
+        return None
     notes = [note_of(x) or Operand() for x in (first, second)]
     scale, raw = notes[0].factor * notes[1].factor, None
     if name in ("baddbmm", "addmm"):
@@ -95,6 +97,7 @@ def _begin(
 
 
 def _is_layer(tensor: Tensor) -> bool:
+    """Whether a tensor is learned, or a view of what is."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
@@ -115,7 +118,7 @@ def _meet(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
     shape = dict(zip(terms.first, weights.shape, strict=True))
     has_rows = any(n > 1 for x, n in shape.items() if x not in terms.second)
     columns = math.prod(shape[x] for x in terms.summed)
-    return _met(note, over_keys, columns, has_rows and values.dim() > 2)
+    return _met(note, over_keys, columns, has_rows and values.dim() > 2 and not _is_layer(values))
 
 
 def _met(note: Weights, over_keys: bool, columns: int, weighs: bool) -> list[tuple[Pending, bool]]:
