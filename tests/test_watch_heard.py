@@ -34,10 +34,10 @@ class Run(nn.Module):
 def watch(way, *given, inner=False):
     """Watch a module that runs this, in a model or as one; nothing seen at all is no warning."""
     model = nn.Sequential(Run(way)) if inner else Run(way)
-    with levelhead.torch.watch(model) as seen:
-        model(*given) if not inner else model[0](*given)
-        levelhead.torch.attention(Q[:1, :1], Q[:1, :1], Q[:1, :1])  # so that it saw something
-    seen.calls -= 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with levelhead.torch.watch(model) as seen:
+            model(*given) if not inner else model[0](*given)
     return seen
 
 
