@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from ._layout import Layout
 from ._rows import hidden_bias, matrix_health
 
 Floats = NDArray[np.float64]
+_FEW_PAIRS = 1 << 24  # 64 MB of scores
 
 
 class Heard:
@@ -82,15 +84,32 @@ class FusedCall(Call):
         scale = given.scale if given.scales is None else float(given.scales.double().mean())
         self.dk, self.scale = given.query.shape[-1], scale * query_scale
 
-    @torch.no_grad()
     def scores(self, entry: int, head: int) -> Floats:
-        tile = tile_of(head_of(self._given, entry, head))
-        return _matrix(torch.where(tile.counted, tile.scores, torch.nan))
+        if self._is_small:
+            return _matrix(self._all_scores[entry, head])
+        return _matrix(_scores(head_of(self._given, entry, head)))
 
-    @torch.no_grad()
     def weights(self, entry: int, head: int) -> Floats:
-        given = head_of(self._given, entry, head)._replace(dropout=0.0, matrix=False)
-        return _matrix(compute(given, weights=True)[2])
+        if self._is_small:
+            return _matrix(self._all_weights[entry, head])
+        return _matrix(_weights(head_of(self._given, entry, head)))
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the matrices of all heads may be made, and kept, when one is asked for."""
+        return math.prod(self.shape) <= _FEW_PAIRS
+
+    @functools.cached_property
+    def _all_scores(self) -> Tensor:
+        return _scores(self._given).expand(self._pairs).reshape(self.shape)
+
+    @functools.cached_property
+    def _all_weights(self) -> Tensor:
+        return _weights(self._given).expand(self._pairs).reshape(self.shape)
+
+    @property
+    def _pairs(self) -> tuple[int, ...]:
+        return (*self._given.query.shape[:-1], self.shape[-1])
 
     @torch.no_grad()
     def rescaled(self, factor: float) -> Health:
@@ -179,6 +198,17 @@ class Pending:
         if self.call is None:
             return False
         return not self.call.layout.known or columns <= self.call.shape[-1] + 1
+
+
+@torch.no_grad()
+def _scores(given: Given) -> Tensor:
+    tile = tile_of(given)
+    return torch.where(tile.counted, tile.scores, torch.nan)
+
+
+@torch.no_grad()
+def _weights(given: Given) -> Tensor:
+    return compute(given._replace(dropout=0.0, matrix=False), weights=True)[2]
 
 
 def _entries(sums: Tensor) -> Floats:
