@@ -31,10 +31,11 @@ def running():
         stance = sys.modules["torch._dynamo.eval_frame"]._stance.stance
         found["compiler stance"] = int(stance != "default")
     if "levelhead.torch" in sys.modules:
-        from levelhead.torch import _eager, _ops
+        from levelhead.torch import _ops
+        from levelhead.torch.watching import _eager_trace
 
         found["listeners"] = len(_ops.listeners)
-        found["notes on tensors"] = len(_eager._notes)
+        found["notes on tensors"] = len(_eager_trace._notes)
     return found
 
 

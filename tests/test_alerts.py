@@ -13,7 +13,7 @@ import levelhead as lh
 import levelhead.torch
 from levelhead._health import LOUD
 from levelhead._records import StepRecord
-from levelhead.torch._alerts import Changes
+from levelhead.torch.watching._alerts import Changes
 
 L = 16
 

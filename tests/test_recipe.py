@@ -29,7 +29,7 @@ from levelhead.report import checkup_json, checkup_page, checkup_text, failing, 
 from levelhead.report._checkup_page import page_data
 from levelhead.report._run_page import run_data
 from levelhead.store import JsonLines, TensorBoard, read_run
-from levelhead.torch import _elsewhere, _rows
+from levelhead.torch import _row_statistics, _tiled_health
 from levelhead.torch._attention import normalise
 
 L, D = 12, 16
@@ -64,10 +64,12 @@ def recipe(monkeypatch):
         hint="show it the others",
     )
     monkeypatch.setitem(VERDICTS, "fixated", rule)
-    # src/levelhead/_reference/health.py and src/levelhead/torch/_rows.py
+    # src/levelhead/_reference/health.py and src/levelhead/torch/_row_statistics.py
     last = lambda row: row.p[..., -2]  # noqa: E731 (the very last outcome is a learned sink)
     monkeypatch.setitem(reference_health.DEFINITIONS, "last_key", last)
-    monkeypatch.setitem(_rows.FORMULAS, "last_key", lambda row: row.exps[..., -1] / row.total)
+    monkeypatch.setitem(
+        _row_statistics.FORMULAS, "last_key", lambda row: row.exps[..., -1] / row.total
+    )
 
 
 class Attention(nn.Module):
@@ -130,7 +132,7 @@ def test_it_is_a_field_and_a_column():
 def test_tiled_health_has_it():
     call = fixed_call()
     q, k = (torch.from_numpy(x) for x in (call.query, call.key))
-    sums = _elsewhere.tiled_health(normalise(q, k, k))
+    sums = _tiled_health.tiled_health(normalise(q, k, k))
     np.testing.assert_allclose(lh.Health(sums.numpy()).last_key, call.health.last_key)
 
 

@@ -21,7 +21,7 @@ from levelhead._health.verdicts import HEALTHY, MARKS, SHORT, VERDICTS, failable
 from levelhead._reference import health as reference_health
 from levelhead.report import _tables
 from levelhead.report._terminal import style_of
-from levelhead.torch import _rows
+from levelhead.torch import _row_statistics
 
 ROOT = Path(__file__).parents[1]
 STATISTICS = statistics_of(lh.Health) | statistics_of(lh.GradHealth)
@@ -67,7 +67,7 @@ def test_every_mean_over_rows_has_its_formulas():
         for name, each in statistics_of(lh.Health).items()
         if isinstance(each, Mean) and each.over.endswith("_rows")
     }
-    assert set(reference_health.DEFINITIONS) == set(_rows.FORMULAS) == means
+    assert set(reference_health.DEFINITIONS) == set(_row_statistics.FORMULAS) == means
 
 
 def test_the_engine_writes_the_columns_of_the_table():

@@ -7,9 +7,9 @@ from support import OPTION_NAMES, assert_close, assert_health, options, score_er
 from torch_support import array, in_torch, leaf, tensors
 
 import levelhead as lh
-from levelhead.torch import _elsewhere, _ops
+from levelhead.torch import _ops, _tiled_health
 from levelhead.torch._attention import normalise
-from levelhead.torch._rows import health_sums, matrix_health, row_statistics
+from levelhead.torch._row_statistics import health_sums, matrix_health, row_statistics
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 EVERY_OPTION = pytest.mark.parametrize("name", ["plain", *OPTION_NAMES])
@@ -20,11 +20,11 @@ assert OPTION_NAMES[-1] == "dropout"
 
 @pytest.fixture(autouse=True)
 def few_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr(_elsewhere, "TILE", 150)
+    monkeypatch.setattr(_tiled_health, "TILE", 150)
 
 
 def health_of(q, k, v, **opts):
-    return lh.Health(_elsewhere.tiled_health(normalise(q, k, v, **in_torch(opts))).numpy())
+    return lh.Health(_tiled_health.tiled_health(normalise(q, k, v, **in_torch(opts))).numpy())
 
 
 def engine_health(q, k, v, **opts):
@@ -56,9 +56,9 @@ def test_every_option(name, dtype):
 @BOTH
 @pytest.mark.parametrize(("scores", "count"), [(1, 5), (150, 3), (1 << 22, 1)])
 def test_tiles_of_any_size(scores, count, dtype, monkeypatch):
-    monkeypatch.setattr(_elsewhere, "TILE", scores)
+    monkeypatch.setattr(_tiled_health, "TILE", scores)
     q, k, v = tensors(2, dtype=dtype)
-    assert len(list(_elsewhere.tiles(normalise(q, k, v)))) == count
+    assert len(list(_tiled_health.tiles(normalise(q, k, v)))) == count
     opts = {
         **every("hiding mask"),
         **every("softcap"),
@@ -209,7 +209,7 @@ def test_gradients_of_every_option(name, dtype):
 def check_gradients(q, k, v, **opts):
     grad = torch.linspace(-1, 1, q[..., 0].numel() * v.shape[-1], dtype=q.dtype)
     grad = grad.reshape(*q.shape[:-1], v.shape[-1])
-    got = _elsewhere.tiled_gradients(normalise(q, k, v, **in_torch(opts)), grad).numpy()
+    got = _tiled_health.tiled_gradients(normalise(q, k, v, **in_torch(opts)), grad).numpy()
     arrays = [array(x) for x in (q, k, v)]
     r = lh.attention(*arrays, return_lse=True, **opts)
     want = lh.attention_backward(array(grad), *arrays, r.output, r.lse, return_health=True, **opts)
@@ -245,7 +245,7 @@ def test_the_call_without_the_engine(name, dtype, weights):
     opts = every(name)
     q, k, v = (x.requires_grad_() for x in tensors(2, dtype=dtype, dv=3))
     given = normalise(q, k, v, **in_torch(opts))
-    output, lse, matrix, sums = _elsewhere.attention(given, True, weights, 0, True)
+    output, lse, matrix, sums = _tiled_health.attention(given, True, weights, 0, True)
     arrays = [array(x) for x in (q, k, v)]
     want = lh.attention(*arrays, return_lse=True, return_weights=True, **opts)
     error = 4 * score_error(arrays[0], arrays[1], opts.get("scale"))
@@ -266,7 +266,7 @@ def test_the_call_in_halves_with_a_wide_mask():
     q, k, v = tensors(2, dtype=torch.bfloat16)
     mask = leaf(7).detach().float()
     given = normalise(q, k, v, mask=mask, causal=True)
-    output, lse, matrix, sums = _elsewhere.attention(given, False, False, 0, False)
+    output, lse, matrix, sums = _tiled_health.attention(given, False, False, 0, False)
     want = _ops.attention_op(*given[:-1], False, False, 0)[0]
     torch.testing.assert_close(output, want, atol=0.03, rtol=0.03)
     assert lse.numel() == matrix.numel() == sums.numel() == 0
@@ -277,7 +277,7 @@ def test_dropout_elsewhere_is_pytorchs():
     for opts in ({}, {"softcap": 5.0}):
         given = normalise(q, k, torch.ones_like(v), dropout=0.5, **opts)
         torch.manual_seed(0)
-        output = _elsewhere.attention(given, False, False, 0, False)[0]
+        output = _tiled_health.attention(given, False, False, 0, False)[0]
         assert abs(output.mean() - 1) < 0.05 and output.std() > 0.05
 
 
@@ -286,13 +286,13 @@ def test_a_listener_elsewhere_hears_and_changes_nothing():
     given, heard = normalise(q, k, v, causal=True), []
     _ops.listeners[78] = lambda sums: heard.append(sums) or sums
     try:
-        output = _elsewhere.attention(given, False, False, 78, False)[0]
+        output = _tiled_health.attention(given, False, False, 78, False)[0]
     finally:
         del _ops.listeners[78]  # whoever listened to the call hears of its backward
     (dq,) = torch.autograd.grad(output.sum(), q)
     engine = _ops.attention_op(*given[:-1], False, False, 0)[0]
     torch.testing.assert_close(dq, torch.autograd.grad(engine.sum(), q)[0])
-    want = _elsewhere.tiled_gradients(given, torch.ones_like(output))
+    want = _tiled_health.tiled_gradients(given, torch.ones_like(output))
     assert len(heard) == 1 and torch.equal(heard[0], want)
 
 
@@ -301,10 +301,10 @@ def test_meta_tensors_have_shapes(name):
     opts = in_torch(every(name))
     opts = {key: x.to("meta") if torch.is_tensor(x) else x for key, x in opts.items()}
     given = normalise(*(x.to("meta") for x in tensors(2)), **opts)
-    output, lse, matrix, sums = _elsewhere.attention(given, True, True, 0, True)
+    output, lse, matrix, sums = _tiled_health.attention(given, True, True, 0, True)
     assert output.shape == (2, 4, 5, 8) and lse.shape == (2, 4, 5) and matrix.shape == (2, 4, 5, 7)
     assert sums.shape == (2, 4, len(lh.Health.COLUMNS)) and sums.is_meta
-    assert _elsewhere.tiled_gradients(given, output).shape == (2, 4, 2)
+    assert _tiled_health.tiled_gradients(given, output).shape == (2, 4, 2)
 
 
 # ---------------------------------------------------------------- one head
@@ -325,6 +325,6 @@ def test_one_head_of_one_entry(lead):
     whole = lh.attention(array(q), array(k), array(v), causal=True, return_weights=True, **opts)
     weights = whole.weights.reshape(batch, 4, 5, 7)
     for entry, head in [(0, 0), (batch - 1, 3), (batch - 1, 1)]:
-        one = _elsewhere.head_of(given, entry, head)
-        matrix = _elsewhere.attention(one, False, True, 0, False)[2]
+        one = _tiled_health.head_of(given, entry, head)
+        matrix = _tiled_health.attention(one, False, True, 0, False)[2]
         np.testing.assert_allclose(matrix.numpy().reshape(5, 7), weights[entry, head], atol=1e-6)

@@ -88,7 +88,7 @@ GIVEN = [
 ]  # fmt: skip
 
 
-class Given(nn.Module):
+class CallOptions(nn.Module):
     """Queries, keys and values come from elsewhere; the module knows how many heads there are."""
 
     num_heads = H
@@ -133,7 +133,7 @@ def agree(seen, output, inputs, **options):
 @pytest.mark.parametrize("way", GIVEN, ids=lambda way: way.__name__)
 def test_layouts(way):
     inputs = [2 * randn(B, H, L, D, seed=seed) for seed in range(3)]
-    seen, (call,), (output, *_) = watched(Given(way), inputs)
+    seen, (call,), (output, *_) = watched(CallOptions(way), inputs)
     assert seen.calls == 1 and not seen.not_understood
     rows = 3 if way is split_queries else L
     assert call.shape == (B * L // rows, H, rows, L) and call.dk == D
@@ -195,7 +195,7 @@ SHARED = {grouped: GROUPS, repeated: GROUPS, one_key_head: 1, one_key_head_after
 def test_heads_that_share_keys(way, projected):
     """Projected: the heads are told by the features that were split, and by nothing else."""
     inputs = [2 * randn(B, H, L, D, seed=seed) for seed in range(3)]
-    model = Given(way)
+    model = CallOptions(way)
     if projected:
         model.num_heads = None
         inputs = [x.transpose(1, 2).flatten(2) for x in inputs]
@@ -218,7 +218,7 @@ def test_one_head_at_a_time():
         heads = [soft(q[:, :, h] @ k[:, :, h].mT) @ v[:, :, h] for h in range(H)]
         return torch.stack(heads, 2)
 
-    seen, calls, _ = watched(Given(loop), inputs)
+    seen, calls, _ = watched(CallOptions(loop), inputs)
     assert [call.shape for call in calls] == [(H, 1, L, L)] * H
     assert seen.health[""].shape == (1,) and seen.health[""].rows[0] == H * H * L
 
@@ -234,7 +234,7 @@ def test_one_matrix_at_a_time(product):
         rows = [[soft(product(q[b, h], k[b, h]), 1) @ v[b, h] for h in range(H)] for b in range(B)]
         return torch.stack([torch.stack(row) for row in rows])
 
-    seen, calls, (output, *_) = watched(Given(loop), inputs)
+    seen, calls, (output, *_) = watched(CallOptions(loop), inputs)
     assert {call.shape for call in calls} == {(1, 1, L, L)} and len(calls) == B * H
     flat = [x.flatten(0, 1)[:, None] for x in inputs]
     told = Oracle()

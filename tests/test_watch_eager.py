@@ -260,12 +260,12 @@ def test_forms_that_cannot_be_followed_are_left_alone():
 
 
 def test_notes_go_with_their_tensors():
-    from levelhead.torch import _eager
+    from levelhead.torch.watching import _eager_trace
 
     with levelhead.torch.listen(lambda call: None):
         for _ in range(3):
             x = randn(2, 3, L, D) * 0.5
             y = (x @ x.mT).masked_fill(~CAUSAL, -torch.inf).softmax(-1) @ x
-            assert _eager._notes
+            assert _eager_trace._notes
         del x, y
-    assert not _eager._notes
+    assert not _eager_trace._notes

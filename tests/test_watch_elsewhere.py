@@ -19,7 +19,8 @@ from watch_support import (
 
 import levelhead.torch
 from levelhead import _engine
-from levelhead.torch import _elsewhere, _intercept
+from levelhead.torch import _tiled_health
+from levelhead.torch.watching import _intercept
 
 
 @pytest.fixture
@@ -30,11 +31,11 @@ def elsewhere(monkeypatch):
         raise AssertionError("the engine was asked")
 
     def compute(given, health, weights, listener, lse=False):
-        return _elsewhere.attention(given, health, weights, listener, lse)
+        return _tiled_health.attention(given, health, weights, listener, lse)
 
     monkeypatch.setattr(_intercept, "is_elsewhere", lambda tensor: True)
     monkeypatch.setattr(_intercept, "compute", compute)
-    monkeypatch.setattr(_elsewhere, "TILE", 500)  # several tiles a call
+    monkeypatch.setattr(_tiled_health, "TILE", 500)  # several tiles a call
     monkeypatch.setattr(_engine, "forward", fail)
     monkeypatch.setattr(_engine, "backward", fail)
 

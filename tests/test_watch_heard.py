@@ -11,7 +11,7 @@ from torch import nn
 from watch_support import Oracle, assert_same_gradients, assert_same_health, randn
 
 import levelhead.torch
-from levelhead.torch import _eager
+from levelhead.torch.watching import _eager_trace
 
 B, H, L, D = 2, 4, 6, 8
 SCALE = D**-0.5
@@ -132,7 +132,7 @@ def test_gradients_are_those_of_the_weights_before_anything_is_done_to_them():
 
 def held():
     """Bytes of the floats that notes keep alive, other than the tensors that they go with."""
-    found, ahead = {}, [note for note, _ in _eager._notes.values()]
+    found, ahead = {}, [note for note, _ in _eager_trace._notes.values()]
     seen = set()
     while ahead:
         thing = ahead.pop()
@@ -154,7 +154,7 @@ def test_weights_that_nobody_uses_keep_nothing_alive(learns):
             x = model(Q)
             kept.append((x @ x.mT + 1).masked_fill(~MASK, -torch.inf).softmax(-1))
         del x
-        assert len(_eager._notes) >= 3 and held() == 0
+        assert len(_eager_trace._notes) >= 3 and held() == 0
         F.scaled_dot_product_attention(Q, K, V)
     assert seen.calls == 1
 

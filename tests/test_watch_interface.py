@@ -193,7 +193,7 @@ def test_the_summary_is_worst_first():
 
 
 def test_the_newest_step_is_told_of_though_the_history_thins_out(monkeypatch):
-    monkeypatch.setattr("levelhead.torch._watch._HISTORY", 4)
+    monkeypatch.setattr("levelhead.torch.watching._watch._HISTORY", 4)
     model = Louder(1.0)
     with levelhead.torch.watch(model) as seen, torch.no_grad():
         for step in range(22):
@@ -297,7 +297,7 @@ def test_report_of_a_step_that_is_not_over(tmp_path):
 
 
 def test_the_history_thins_out(monkeypatch):
-    monkeypatch.setattr("levelhead.torch._watch._HISTORY", 8 * 10)
+    monkeypatch.setattr("levelhead.torch.watching._watch._HISTORY", 8 * 10)
     model = Stack()
     watch, records = watching(model)
     with watch, torch.no_grad():

@@ -9,8 +9,6 @@ except ModuleNotFoundError as error:
         'levelhead.torch needs PyTorch: pip install "levelhead[torch]"', name="torch"
     ) from error
 from ._attention import attention, scaled_dot_product_attention
-from ._calls import Call
-from ._listen import listen
-from ._watch import watch
+from .watching import Call, listen, watch
 
 __all__ = ["Call", "attention", "listen", "nn", "scaled_dot_product_attention", "watch"]

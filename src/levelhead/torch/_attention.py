@@ -14,16 +14,16 @@ from .._health import Health
 from .._hints import refuse_options
 from .._options import AttentionOptions, Window, flag, number
 from .._result import AttentionResult
-from . import _elsewhere
-from ._bias import causal_mask, causal_offset, speaks_for_itself
-from ._given import Given, Numbers, check_tensor, normalise, refuse
+from . import _tiled_health
+from ._call_options import CallOptions, Numbers, check_tensor, normalise, refuse
+from ._causal_bias import causal_mask, causal_offset, speaks_for_itself
 from ._ops import differentiable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = [
-    "Given",
+    "CallOptions",
     "attention",
     "compute",
     "health_of",
@@ -126,7 +126,7 @@ def attention(
 
 
 def compute(
-    given: Given,
+    given: CallOptions,
     health: bool = False,
     weights: bool = False,
     listener: int = 0,
@@ -141,7 +141,7 @@ def compute(
     if given.query.is_cpu:
         results = differentiable(*options, health, weights, listener, lse=lse)
     else:
-        results = _elsewhere.attention(given, health, weights, listener, lse)
+        results = _tiled_health.attention(given, health, weights, listener, lse)
     if matrix:
         output, rows, attended, sums = results
         return (

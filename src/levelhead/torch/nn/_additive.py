@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..._result import AttentionResult
 from .._attention import compute, health_of, normalise
-from .._elsewhere import tile_of
-from .._rows import health_sums, row_statistics
+from .._row_statistics import health_sums, row_statistics
+from .._tiled_health import tile_of
 from ._masks import without_padding
 
 BLOCK = 1 << 20  # numbers of the hidden layer held at a time

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._given import Given
+from .._call_options import CallOptions
 
 
 def is_written_out(dropout: float) -> bool:
@@ -18,7 +18,7 @@ def is_written_out(dropout: float) -> bool:
     return dropout > 0 or not torch.backends.cuda.flash_sdp_enabled()
 
 
-def write_out(given: Given, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
+def write_out(given: CallOptions, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
     """Output, weights before dropout and logits, (..., Hq, L, S); 16 bits compute in 32."""
     with torch.autocast("cpu", enabled=False):
         dtype = given.query.dtype

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._axes import (
+from ._attribution import heads_of, heads_told
+from ._axes import (  # fmt: skip
     BATCH,
     DENIED,
     FIRST,
@@ -24,8 +25,7 @@ from ._axes import (
     Axes,
     Axis,
     Dim,
-)  # fmt: skip
-from ._makers import heads_of, heads_told
+)
 
 
 class Layout(NamedTuple):

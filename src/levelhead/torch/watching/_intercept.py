@@ -1,7 +1,7 @@
 """Seeing every attention call, whoever makes it: the function is intercepted, not the module.
 
 Three roads lead to attention: `F.scaled_dot_product_attention`, `levelhead.torch.attention`, and
-two products with a softmax between them (_eager.py). nn.MultiheadAttention and
+two products with a softmax between them (_eager_trace.py). nn.MultiheadAttention and
 nn.TransformerEncoder leave their fast path by themselves while a function mode is on, and then take
 one of the three.
 """
@@ -19,20 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .._result import AttentionResult
-from . import _ops, _padding
-from ._attention import Given, attention, compute, normalise
+from ..._result import AttentionResult
+from .. import _ops
+from .._attention import CallOptions, attention, compute, normalise
+from .._row_statistics import hidden_bias
+from .._tiled_health import tiled_gradients, tiled_health
+from . import _padding
+from ._attribution import ModuleNames, common_frame, maker, running_modules
 from ._axes import KEYS, Axes, new_axes
 from ._calls import Call, EagerCall, FusedCall, Heard, Pending
-from ._eager import BEGIN, PROPERTIES, follow, operand_of
-from ._elsewhere import tiled_gradients, tiled_health
+from ._eager_trace import BEGIN, PROPERTIES, follow, operand_of
 from ._layout import Layout, lay_out
-from ._makers import ModuleNames, common_frame, maker, running_modules
-from ._note import Scores, Weights, note_of, write_note
+from ._math_path import is_written_out, write_out
+from ._notes import Scores, Weights, note_of, write_note
 from ._products import PRODUCTS, follow_product, follow_sum
-from ._rows import hidden_bias
 from ._sdpa import has_values, is_plain, understand
-from ._written_out import is_written_out, write_out
 
 
 def _body(func: Any) -> Any:
@@ -199,7 +200,7 @@ class Interceptor(TorchFunctionMode):
         )
 
     def _run(
-        self, given: Given, heard: Heard, weights: bool = False, lse: bool = False
+        self, given: CallOptions, heard: Heard, weights: bool = False, lse: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         number = next(_ops.numbers)
         _ops.listeners[number] = heard

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ._axes import FIRST, KEYS, SECOND, Axes, aligned, joined, new_axes, restrided, viewed
-from ._note import (
+from ._notes import (
     Note,
     Operand,
     Path,
@@ -30,7 +30,7 @@ from ._note import (
     views_of,
     write_note,
 )
-from ._note import notes as _notes
+from ._notes import notes as _notes
 from ._products import PRODUCTS
 
 HIDES = -1e3  # filling with less than this hides a pair

@@ -17,10 +17,10 @@ from torch import Tensor
 from .._health import GradHealth
 from .._options import OPEN
 from ._ops import listeners
-from ._rows import health_sums, hidden_bias, row_statistics
+from ._row_statistics import health_sums, hidden_bias, row_statistics
 
 if TYPE_CHECKING:
-    from ._given import Given
+    from ._call_options import CallOptions
 
 TILE = 1 << 22  # scores in a tile
 
@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 def attention(
-    given: Given, health: bool, weights: bool, listener: int, lse: bool
+    given: CallOptions, health: bool, weights: bool, listener: int, lse: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, lse, weights and health sums, the last three empty unless asked for."""
     output, rows, matrix = _compute(given, weights, lse)
@@ -52,7 +52,7 @@ def attention(
     return output, rows, matrix, sums
 
 
-def _compute(given: Given, weights: bool, lse: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _compute(given: CallOptions, weights: bool, lse: bool) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = given.query, given.key, given.value
     none = query.new_empty(0)
     plain = given.scales is None and given.sinks is None and not given.softcap
@@ -79,11 +79,11 @@ def _compute(given: Given, weights: bool, lse: bool) -> tuple[Tensor, Tensor, Te
     return output.to(query.dtype), total.detach() if lse else none, shown
 
 
-def _null(given: Given) -> Tensor | None:
+def _null(given: CallOptions) -> Tensor | None:
     return None if given.sinks is None else given.sinks[:, None, None]
 
 
-def _mask(given: Given) -> Tensor | None:
+def _mask(given: CallOptions) -> Tensor | None:
     """All that hides or biases as one mask, in the form that PyTorch's own attention takes."""
     mask = given.mask
     if mask is not None:
@@ -97,7 +97,7 @@ def _mask(given: Given) -> Tensor | None:
 
 
 @torch.no_grad()
-def tiled_health(given: Given) -> Tensor:
+def tiled_health(given: CallOptions) -> Tensor:
     """The sums of `Health`, (..., Hq, len(Health.COLUMNS)), tile by tile."""
     parts = [
         row_statistics(tile.scores, tile.logits, tile.counted, _null(given), tile.distance)
@@ -107,7 +107,7 @@ def tiled_health(given: Given) -> Tensor:
 
 
 @torch.no_grad()
-def tiled_gradients(given: Given, grad: Tensor) -> Tensor:
+def tiled_gradients(given: CallOptions, grad: Tensor) -> Tensor:
     """The sums of `GradHealth`, (..., Hq, 2), from the gradient of the output.
 
     Dropout's mask is PyTorch's and not known here: the gradient is that of the call without it.
@@ -135,11 +135,11 @@ def tiled_gradients(given: Given, grad: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _tiled_lse(given: Given) -> Tensor:
+def _tiled_lse(given: CallOptions) -> Tensor:
     return torch.cat([tile.logits.logsumexp(-1) for tile in tiles(given)], -1)
 
 
-def tiles(given: Given) -> Iterator[Tile]:
+def tiles(given: CallOptions) -> Iterator[Tile]:
     """The scores of a call, a few rows at a time."""
     rows = given.query.shape[-2]
     row = math.prod(given.query.shape[:-2]) * given.key.shape[-2]
@@ -148,7 +148,7 @@ def tiles(given: Given) -> Iterator[Tile]:
         yield tile_of(given, slice(first, min(first + step, rows)))
 
 
-def tile_of(given: Given, rows: slice | None = None) -> Tile:
+def tile_of(given: CallOptions, rows: slice | None = None) -> Tile:
     """Scores and logits of some rows of queries, or of all."""
     rows = rows or slice(0, given.query.shape[-2])
     query, key = given.query, given.key
@@ -179,7 +179,7 @@ def tile_of(given: Given, rows: slice | None = None) -> Tile:
     return Tile(rows, scores, logits, counted, _distance(given, rows))
 
 
-def head_of(given: Given, entry: int, head: int) -> Given:
+def head_of(given: CallOptions, entry: int, head: int) -> CallOptions:
     """The call that one head of one batch entry would be."""
     heads, group = given.query.shape[-3], given.query.shape[-3] // given.key.shape[-3]
 
@@ -204,7 +204,7 @@ def head_of(given: Given, entry: int, head: int) -> Given:
     )
 
 
-def _positions(given: Given, rows: slice) -> Tensor:
+def _positions(given: CallOptions, rows: slice) -> Tensor:
     """Of the queries among the keys: (l, 1), or (..., 1, l, 1) with one offset per batch entry."""
     at = torch.arange(rows.start, rows.stop, device=given.query.device)[:, None]
     if given.offsets is None:
@@ -212,12 +212,12 @@ def _positions(given: Given, rows: slice) -> Tensor:
     return at + given.offsets.reshape(*given.query.shape[:-3], 1, 1, 1)
 
 
-def _distance(given: Given, rows: slice) -> Tensor:
+def _distance(given: CallOptions, rows: slice) -> Tensor:
     keys = torch.arange(given.key.shape[-2], device=given.query.device)
     return (_positions(given, rows) - keys).abs()
 
 
-def _visible(given: Given, rows: slice) -> Tensor:
+def _visible(given: CallOptions, rows: slice) -> Tensor:
     keys = torch.arange(given.key.shape[-2], device=given.query.device)
     at = _positions(given, rows)
     seen = (keys >= at - given.left) & (keys <= at + given.right)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from .._health import GradHealth, judge
-from .._health.describe import (
+from ..._health import GradHealth, judge
+from ..._health.describe import (
     Head,
     at_steps,
     describe,
@@ -17,12 +17,12 @@ from .._health.describe import (
     place,
     plural,
 )
-from .._health.judge import severity
-from .._health.numbers import number
-from .._health.verdicts import MARKS, SHORT
+from ..._health.judge import severity
+from ..._health.numbers import number
+from ..._health.verdicts import MARKS, SHORT
 
 if TYPE_CHECKING:
-    from ..store import Run
+    from ...store import Run
 
 _WORST = 5
 _NAMED = 8

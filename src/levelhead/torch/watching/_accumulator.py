@@ -7,13 +7,13 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from .._health import GradHealth, Health
+from ..._health import GradHealth, Health
 
 Statistics = TypeVar("Statistics", Health, GradHealth)
 _MANY = 32  # parts are merged from here on, so that they do not fill the memory
 
 
-class Tally(Generic[Statistics]):
+class Accumulator(Generic[Statistics]):
     """Per layer the statistics that came, of shape (batch, heads) or (heads,)."""
 
     def __init__(self) -> None:

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .._health import GradHealth, Health
-from ._attention import Given, compute
-from ._elsewhere import head_of, tile_of
+from ..._health import GradHealth, Health
+from .._attention import CallOptions, compute
+from .._row_statistics import hidden_bias, matrix_health
+from .._tiled_health import head_of, tile_of
 from ._layout import Layout
-from ._rows import hidden_bias, matrix_health
 
 Floats = NDArray[np.float64]
 _FEW_PAIRS = 1 << 24  # 64 MB of scores
@@ -76,7 +76,7 @@ class FusedCall(Call):
 
     kind = "fused"
 
-    def __init__(self, given: Given, sums: Tensor, query_scale: float) -> None:
+    def __init__(self, given: CallOptions, sums: Tensor, query_scale: float) -> None:
         self._given = given
         self.health = Health(_entries(sums))
         batch, heads = self.health.shape
@@ -201,13 +201,13 @@ class Pending:
 
 
 @torch.no_grad()
-def _scores(given: Given) -> Tensor:
+def _scores(given: CallOptions) -> Tensor:
     tile = tile_of(given)
     return torch.where(tile.counted, tile.scores, torch.nan)
 
 
 @torch.no_grad()
-def _weights(given: Given) -> Tensor:
+def _weights(given: CallOptions) -> Tensor:
     return compute(given._replace(dropout=0.0, matrix=False), weights=True)[2]
 
 

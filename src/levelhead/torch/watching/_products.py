@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._axes import KEYS, QUERIES, Terms, einsum_terms, matmul_terms, new_axes, of_product
 from ._calls import Pending
-from ._note import Note, Operand, Path, Scores, Weights, axes_of, note_of, write_note
+from ._notes import Note, Operand, Path, Scores, Weights, axes_of, note_of, write_note
 
 PRODUCTS = {"matmul", "__matmul__", "__rmatmul__", "linalg_matmul", "bmm", "mm", "einsum",
             "baddbmm", "addmm"}  # fmt: skip

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from .._health import GradHealth, Health, Thresholds
-from .._health.describe import plural
-from .._records import TRAINING, Alert, StepRecord
+from ..._health import GradHealth, Health, Thresholds
+from ..._health.describe import plural
+from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
 from ._summary import missing_calls, summarise
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from os import PathLike
     from typing import Self
 
-    from ..store import Run
+    from ...store import Run
 
 _log = logging.getLogger("levelhead")
 _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
@@ -138,13 +138,13 @@ class watch:
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
-        from ..report import write_run_page  # noqa: PLC0415
+        from ...report import write_run_page  # noqa: PLC0415
 
         write_run_page(path, self._run())
 
     def _run(self) -> Run:
         """What was recorded so far, a step that is not over included."""
-        from ..store import Run  # noqa: PLC0415
+        from ...store import Run  # noqa: PLC0415
 
         records = [record for record in self._history if record is not self._newest]
         records += [] if self._newest is None else [self._newest]  # it may have been thinned out
@@ -172,7 +172,7 @@ class watch:
         if self._steps.is_on:
             raise RuntimeError("this watch is already on; make a new one to watch twice at once")
         if self._path is not None:
-            from ..store import Store  # noqa: PLC0415
+            from ...store import Store  # noqa: PLC0415
 
             self._own = [Store(self._path, model=type(self.model).__name__)]
         self._steps.start()

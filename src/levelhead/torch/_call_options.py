@@ -22,7 +22,7 @@ _INTEGERS = {
 Numbers = Sequence[float] | np.ndarray[Any, Any] | Tensor
 
 
-class Given(NamedTuple):
+class CallOptions(NamedTuple):
     """A call with its options normalised, in the order in which the operator takes them.
 
     query, key and value have at least three dimensions here; a missing head dimension is one head.
@@ -62,7 +62,7 @@ def normalise(
     dropout: float = 0.0,
     seed: int | None = None,
     threads: int | None = None,
-) -> Given:
+) -> CallOptions:
     """Check the options and bring them to the operator's form; shapes are the engine's to check."""
     if not (
         isinstance(query, Tensor)
@@ -92,7 +92,7 @@ def normalise(
     seeded = None
     if dropout:
         seeded = seed if isinstance(seed, Tensor) else torch.tensor((seed + 2**63) % 2**64 - 2**63)
-    return Given(
+    return CallOptions(
         query, key, value, mask, sinks, offsets, lengths, scales, seeded,
         left, right, offset, one_scale, cap, dropout, threads, matrix,
     )  # fmt: skip

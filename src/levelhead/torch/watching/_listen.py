@@ -13,10 +13,10 @@ from torch import nn
 from torch.overrides import _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
+from ._attribution import module_names
 from ._calls import Call
 from ._forwards import in_backward
 from ._intercept import Interceptor, Listener
-from ._makers import module_names
 
 
 @contextmanager

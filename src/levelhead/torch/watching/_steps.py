@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .._health import GradHealth
-from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ..._health import GradHealth
+from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ._attribution import ModuleNames
 from ._calls import Call
 from ._forwards import Hook, after_backward, doors, in_backward, without_gradients
 from ._intercept import Listener
 from ._listen import Ear
-from ._makers import ModuleNames
 from ._phase import Phase
 from ._unended import Unended
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from .._health import GradHealth, Health
-from .._records import Alert, StepRecord
+from ..._health import GradHealth, Health
+from ..._records import Alert, StepRecord
+from ._accumulator import Accumulator, Statistics
 from ._alerts import Changes
-from ._tally import Statistics, Tally
 
 
 class Phase:
@@ -24,8 +24,11 @@ class Phase:
         self.alerts: list[Alert] = []
         self._thresholds = thresholds
         self._changes = Changes()
-        self._seen, self._heard = Tally[Health](), Tally[GradHealth]()  # in this step
-        self._health, self._gradients = Tally[Health](), Tally[GradHealth]()  # before it
+        self._seen, self._heard = Accumulator[Health](), Accumulator[GradHealth]()  # in this step
+        self._health, self._gradients = (
+            Accumulator[Health](),
+            Accumulator[GradHealth](),
+        )  # before it
         self._calls = [0, 0]  # before this step, in it
         self._recorded = (0, -1)  # the first and the last step that were
 
@@ -106,7 +109,7 @@ def together(*parts: Mapping[str, Statistics]) -> dict[str, Statistics]:
     filled = [part for part in parts if part]
     if len(filled) == 1:
         return dict(filled[0])
-    sums = Tally[Statistics]()
+    sums = Accumulator[Statistics]()
     for part in filled:
         sums.add_all(part)
     return sums.merged()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .._health import Judgement
-from .._health.verdicts import SHORT
-from .._records import Alert, StepRecord
+from ..._health import Judgement
+from ..._health.verdicts import SHORT
+from ..._records import Alert, StepRecord
 
 
 class _Was(NamedTuple):

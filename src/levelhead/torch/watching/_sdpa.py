@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ._attention import Given, normalise, sdpa_scale, sdpa_tensors
-from ._bias import causal_offset
-from ._makers import heads_of
+from .._attention import CallOptions, normalise, sdpa_scale, sdpa_tensors
+from .._causal_bias import causal_offset
+from ._attribution import heads_of
 
 _DTYPES = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
@@ -22,7 +22,7 @@ class Understood(NamedTuple):
     folded: three dimensions came, the first both batch and heads; four are given
     """
 
-    given: Given
+    given: CallOptions
     dropout: float
     folded: bool
 

@@ -1,0 +1,7 @@
+"""Watching a model: every attention call is heard, sorted into steps, and judged."""
+
+from ._calls import Call
+from ._listen import listen
+from ._watch import watch
+
+__all__ = ["Call", "listen", "watch"]
