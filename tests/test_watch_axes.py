@@ -269,6 +269,11 @@ def p_usual(q, k, v):
     return (q @ k.mT).softmax(-1) @ v
 
 
+def p_from_one_dimension(q, k, v):
+    q, k, v = (x.flatten(1).view(N, N, N, N).permute(2, 0, 1, 3) for x in (q, k, v))
+    return ((q @ k.mT).softmax(-1) @ v).transpose(0, 1)
+
+
 def p_heads_first(q, k, v):
     q, k, v = (rearrange(x, "b n (h d) -> h b n d", h=N) for x in (q, k, v))
     return ((q @ k.mT).softmax(-1) @ v).transpose(0, 1)
@@ -283,6 +288,13 @@ def p_rows_and_heads(q, k, v):
 def p_folded(q, k, v):
     q, k, v = (rearrange(x, "b n (h d) -> (b h) n d", h=N) for x in (q, k, v))
     return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).view(N, N, N, N)
+
+
+def p_folded_and_doubled(q, k, v):
+    """A folded batch twice, as guided diffusion has it."""
+    q, k, v = (rearrange(x, "b n (h d) -> (b h) n d", h=N) for x in (q, k, v))
+    q, k, v = torch.cat([q, q]), k.repeat(2, 1, 1), torch.cat([v, v])
+    return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v).view(2, N, N, N, N)[1]
 
 
 def p_folded_heads_first(q, k, v):
@@ -314,10 +326,11 @@ def p_turned(q, k, v):
 
 def p_turned_by_halves(q, k, v):
     def turn(x):
-        x = rearrange(four(x), "b n h d -> h b n d")
+        x = 0.5 * rearrange(four(x), "b n h d -> h b n d")
         turned = torch.cat((-x[..., N // 2 :], x[..., : N // 2]), -1)
         pairs = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
-        return x * 1.0 + turned * 0.0 + 0.0 * pairs
+        zeros = torch.zeros(N)
+        return turned * zeros + x * (zeros + 1) + pairs * zeros
 
     v = four(v).permute(2, 0, 1, 3)
     return ((turn(q) @ turn(k).mT).softmax(-1) @ v).transpose(0, 1)
@@ -338,7 +351,7 @@ def p_cached(q, k, v):
 
 def p_normalised(q, k, v):
     q, k, v = (rearrange(x, "b n (h d) -> h b n d", h=N) for x in (q, k, v))
-    q, k = (nn.functional.layer_norm(x, (N,)) * 1.5 for x in (q, k))
+    q, k = (nn.functional.layer_norm(7 * x, (N,)) * 1.5 for x in (q, k))
     return ((q @ k.mT).softmax(-1) @ v).transpose(0, 1)
 
 
@@ -357,9 +370,9 @@ def p_blocks_folded(q, k, v):
 
 
 PROJECTED = [
-    p_usual, p_heads_first, p_rows_and_heads, p_folded, p_folded_heads_first, p_sequence_first,
-    p_channels_first, p_turned, p_turned_by_halves, p_joint, p_cached, p_normalised, p_blocks,
-    p_blocks_folded,
+    p_usual, p_from_one_dimension, p_heads_first, p_rows_and_heads, p_folded, p_folded_and_doubled,
+    p_folded_heads_first, p_sequence_first, p_channels_first, p_turned, p_turned_by_halves,
+    p_joint, p_cached, p_normalised, p_blocks, p_blocks_folded,
 ]  # fmt: skip
 
 
@@ -381,15 +394,22 @@ def test_projections_tell_the_heads(way):
     model, x = Projected(way), 3 * randn(N, N, N * N)
     seen, (call,), (output, *_) = watched(model, [x])
     rows = 2 if way in (p_blocks, p_blocks_folded) else N
-    assert call.shape == (N * N // rows, N, rows, rows) and call.dk == N
+    batch = N * N // rows * (1 + (way is p_folded_and_doubled))
+    assert call.shape == (batch, N, rows, rows) and call.dk == N
     with torch.no_grad():
         q, k, v = (four(layer(x)).transpose(1, 2) for layer in (model.q, model.k, model.v))
     if way is p_normalised:
-        q, k = (nn.functional.layer_norm(x, (N,)) * 1.5 for x in (q, k))
+        q, k = (nn.functional.layer_norm(7 * x, (N,)) * 1.5 for x in (q, k))
+    if way is p_turned_by_halves:
+        q, k = q / 2, k / 2
     if rows == 2:
         q, k, v = (rearrange(x, "b h (l i) d -> (b l) h i d", l=2) for x in (q, k, v))
         output = rearrange(output, "b h (l i) d -> (b l) h i d", l=2)
     told = Oracle()
     torch.testing.assert_close(told(q, k, v, scale=1.0), output, rtol=1e-5, atol=2e-5)
-    assert_same_health(seen.health, told.health(), but=("distance",))
-    assert call.scale == pytest.approx(2.25 if way is p_normalised else 1)
+    (expected,) = told.health().values()
+    if batch > N * N // rows:
+        expected = expected.merge(expected)
+    assert_same_health(seen.health, {"": expected}, but=("distance",))
+    scale = {p_normalised: 2.25, p_turned_by_halves: 0.25}.get(way, 1)
+    assert call.scale == pytest.approx(scale)

@@ -83,6 +83,7 @@ def test_weights_that_meet_no_values_are_none():
     def way():
         dead = scores().softmax(-1)
         dead.mean(1), dead.argmax(-1), dead.sum(-1), dead @ randn(L), dead.topk(2)
+        torch.ones_like(dead) @ V, (dead > 0.1).float() @ V
         return dead
 
     seen = watch(way)

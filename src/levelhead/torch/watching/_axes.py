@@ -144,7 +144,10 @@ def _resized(dim: Dim, size: int) -> Dim:
         return dim
     if size == 1 or not dim:
         return _new(size)
-    return (_cut(dim[-1], size),)
+    outer, rest = divmod(size, math.prod(axis.size for axis in dim[1:]))
+    if rest or not outer:
+        return (_cut(dim[-1], size),)
+    return dim[1:] if outer == 1 else (_cut(dim[0], outer), *dim[1:])
 
 
 def _cut(axis: Axis, size: int) -> Axis:
@@ -241,15 +244,16 @@ def of_product(terms: Terms, first: Axes, second: Axes) -> Axes:
 
     shared = [x for x in terms.result if x in sides[0] and x in sides[1]]
     free = [[x for x in terms.result if x in side and x not in shared] for side in sides]
-    split = [
-        [x for x in names if is_split(side[x])] for side, names in zip(sides, free, strict=True)
-    ]
-    if all(split):
-        split = [[], []]  # heads attend to heads
+    rows = [names[-1] for names in free if names]
     found = {x: max((side[x] for side in sides), key=heads_in) for x in shared}
     found = {x: dim or sides[0][x] or sides[1][x] for x, dim in found.items()}
-    proved = [*filter(lambda x: is_split(found[x]), shared), *split[0], *split[1]]
-    lead = [x for x in terms.result if not any(x in names[-1:] for names in free)]
+    found |= {x: side[x] for side, names in zip(sides, free, strict=True) for x in names}
+    proved = [x for x in terms.result if is_split(found[x])]
+    # Rows may be of the family too: if all of a tensor was one dimension, or heads attend to heads.
+    whole = [x for x in rows if found[x] and all(axis.family in features for axis in found[x])]
+    if len(whole) == 2 or any(x in shared for x in proved):
+        proved = [x for x in proved if x not in whole]
+    lead = [x for x in terms.result if x not in rows]
     placed = None if len(lead) < 2 else shared[-1] if len(shared) > 1 else lead[-1]
 
     def dimension(name: Hashable) -> Dim:
@@ -259,7 +263,6 @@ def of_product(terms: Terms, first: Axes, second: Axes) -> Axes:
             role = FIRST if side is sides[0] else SECOND
             if len(side) == 2 < len(other):
                 role = TABLE
-            found[name] = side[name]
         heads = PLACED if name == placed else FOLDED if lead == [name] else ""
         if not proved and any(axis.part for axis in summed):
             heads = DENIED

@@ -52,14 +52,15 @@ _STACKS = {"stack", "view_as_complex", "view_as_real"}
 _COPIES = {"contiguous", "clone", "float", "half", "bfloat16", "double", "to", "type", "type_as",
            "dropout"}  # fmt: skip
 _FILLS = {"masked_fill", "masked_fill_", "where", "__setitem__"}
-_CHANGES = {"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__",
-            "tanh", "tanh_", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "maximum",
-            "minimum", "max", "min", "nan_to_num"}  # fmt: skip
+_SUMS = {"add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"}
+_CHANGES = _SUMS | {"tanh", "tanh_", "clamp", "clamp_", "clamp_min", "clamp_max", "clip", "maximum",
+                    "minimum", "max", "min", "nan_to_num"}  # fmt: skip
 _IN_PLACE = {"add_", "__iadd__", "sub_", "__isub__", "tanh_", "clamp_"}
 _BROADCASTS = _TIMES | _OVER | _CHANGES | _FILLS
 _MIXES = {"linear", "conv1d", "conv2d", "conv3d"}  # other numbers, though the shape may be the same
 _OF_ONE = _VIEWS | _PICKS | _COPIES  # a second tensor only says how
-_CAREFUL = _FACTORS | _VIEWS | _PICKS | _JOINS | _STACKS | _MIXES | {"__setitem__"}
+_LINEAR = _SUMS | _COPIES | _NEGATES
+_CAREFUL = _TIMES | _OVER | _VIEWS | _PICKS | _JOINS | _STACKS | _MIXES | {"__setitem__"}
 BEGIN = PRODUCTS | _TIMES | _OVER | _SPLITS
 PROPERTIES = {"T", "mT", "H", "mH"}
 
@@ -69,7 +70,7 @@ Options = dict[str, Any]
 
 def operand_of(name: str, args: Args, kwargs: Options) -> Tensor | None:
     """The argument of a function whose note matters most, if any has one."""
-    if not _notes:
+    if not _notes or name.endswith("_like"):
         return None
     values = args if args or not kwargs else tuple(kwargs.values())
     return noted(values[:1] if name in _OF_ONE else values)
@@ -83,6 +84,8 @@ def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | 
     if type(note) is Operand and name not in _CAREFUL:  # most of all calls
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.shape == operand.shape:  # type: ignore[union-attr]
+            if note.factor != 1 and name not in _LINEAR:
+                note = Operand(note.path)  # a norm, say: what was multiplied before is gone
             write_note(result, note)
         return result
     if name in _IN_PLACE and isinstance(note, Scores) and note.scores is None:
@@ -145,7 +148,7 @@ def _operands(
         view = _view(func, args, kwargs)
         paths = (Path(note.path, operand.shape, view, at) for at in range(len(targets)))
         return [Operand(path, note.factor) for path in paths]
-    if name in _FACTORS and (factor := _factor(name, args, operand)) is not None:
+    if name in _TIMES | _OVER and (factor := _factor(name, args, operand)) is not None:
         return [Operand(note.path, note.factor * factor[0])]
     (target,) = targets
     if name in _MIXES or note.path is None:
