@@ -57,17 +57,17 @@ class Summary {
       if (state.by_row) probe += load(state.mean + at);
       const IntVec<T> finite = probe * T{0} == T{0};
       const IntVec<T> chooses = finite & (keys > T{1});
-      const Vec<T> lane = iota<T>() + static_cast<T>(at);
-      const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
-      const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
-      if (has_bias_) look_for_doubt(state, at, some, good);
-      if (from <= at && at + W <= to && !any(~chooses)) {  // nearly always
+      if (from <= at && at + W <= to && !any(~chooses) && !has_bias_) {  // nearly always
         finite_ += W;
         choosing_ += W;
         widest_ = max(widest_, keys);
         take<true>(state, at, top[v], log_sum[v], chooses, chooses);
         continue;
       }
+      const Vec<T> lane = iota<T>() + static_cast<T>(at);
+      const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
+      const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
+      if (has_bias_) look_for_doubt(state, at, some, good);
       widest_ = max(widest_, select<T>(valid, keys, Vec<T>{}));
       empty_ += number_of<T>(valid & ~some);
       nonfinite_ += number_of<T>(some & ~good);
