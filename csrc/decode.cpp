@@ -9,7 +9,7 @@
 namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
-// Keys a block: many, as going from the stream of keys to that of values and back costs time, but few
+// Keys per block: many, as going from the stream of keys to that of values and back costs time, but few
 // where a block is copied or read more than once and must stay in the L2 cache.
 constexpr Index kStreamKeys = 1024, kCachedKeys = 128;
 
@@ -391,7 +391,7 @@ class Decode {
     }
   }
 
-  // Lanes a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if there
+  // Lanes that a key takes in a tile. Fewer rows than lanes stand side by side for several keys, if there
   // are enough of them and no mask, dropout or late scale has its say, which know one key per vector.
   Index tile_width(const Panel<T>& panel, const ScoreTile<T>& tile) const {
     const bool masked = tile.masked_first < tile.masked_last;
@@ -411,7 +411,7 @@ class Decode {
     softmax_step<Vectors, Measured>(w.panel, tile, running, w.state, rescale);
   }
 
-  // The same with `rows` lanes a key, several keys a vector: to the softmax a step of such keys is
+  // The same with `rows` lanes per key, several keys per vector: to the softmax a step of such keys is
   // one, and each lane a part of a row.
   template <bool Measured>
   void weigh_side_by_side(Part& w, const ScoreTile<T>& tile, int rows, T* rescale) {

@@ -10,7 +10,7 @@
 namespace levelhead::LEVELHEAD_ISA {
 namespace {
 
-// Keys a block: its share of K and of V stays around 64 KB each. Shape alone decides, so bits do too.
+// Keys per block: its share of K and of V stays around 64 KB each. Shape alone decides, so bits do too.
 template <class T>
 Index key_block(Index dim) {
   const Index keys = 64 * 1024 / (std::max<Index>(dim, 1) * static_cast<Index>(sizeof(T)));

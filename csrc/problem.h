@@ -72,13 +72,13 @@ struct Problem {
   // A query at position p sees the keys p - left ... p + right. Causal is right = 0.
   Index left = kOpen, right = kOpen;
   Index query_offset = 0;
-  const Index* query_offsets = nullptr;  // one a batch entry; overrides query_offset
-  const Index* key_lengths = nullptr;    // one a batch entry
+  const Index* query_offsets = nullptr;  // one per batch entry; overrides query_offset
+  const Index* key_lengths = nullptr;    // one per batch entry
 
   double scale = 1.0;
-  const double* scales = nullptr;  // one a head; overrides scale
+  const double* scales = nullptr;  // one per head; overrides scale
   double softcap = 0.0;            // 0: none
-  const double* sinks = nullptr;   // one a head
+  const double* sinks = nullptr;   // one per head
   double dropout = 0.0;
   std::uint64_t seed = 0;
   int threads = 1;

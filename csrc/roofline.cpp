@@ -52,7 +52,7 @@ double fma_peak(int threads) {
 }
 
 double read_bandwidth(int threads) {
-  constexpr Index kFloats = 64 << 20;  // 256 MB a thread: no cache holds it
+  constexpr Index kFloats = 64 << 20;  // 256 MB per thread: no cache holds it
   constexpr std::size_t kHuge = 2 << 20;  // huge pages, as NumPy asks for: the limit is the memory's
   const std::size_t bytes = kFloats * sizeof(float) * static_cast<std::size_t>(threads);
   float* data = static_cast<float*>(std::aligned_alloc(kHuge, bytes));

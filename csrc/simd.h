@@ -44,7 +44,7 @@ using Vec = typename VecOf<T>::type;
 template <class T>
 using Int = std::conditional_t<sizeof(T) == 8, std::int64_t, std::int32_t>;
 template <class T>
-using IntVec = Vec<Int<T>>;  // also what a comparison of Vec<T> gives: 0 or -1 a lane
+using IntVec = Vec<Int<T>>;  // also what a comparison of Vec<T> gives: 0 or -1 per lane
 
 template <class T>
 constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
@@ -143,7 +143,7 @@ LH_INLINE bool any(V mask) {
 }
 #endif
 
-// What a comparison gives, kept in a byte a lane: -1 or 0.
+// What a comparison gives, kept in one byte per lane: -1 or 0.
 template <class T>
 LH_INLINE IntVec<T> load_mask(const std::int8_t* p) {
 #if defined(__AVX2__)
@@ -204,7 +204,7 @@ template <int N, class V, std::size_t... Lane>
 LH_INLINE V swap_halves(V v, std::index_sequence<Lane...>) {
   return __builtin_shufflevector(v, v, (Lane ^ N)...);
 }
-// The sums of v[0], v[1], ... by that tree, one a lane: each step adds halves of two vectors at once.
+// The sums of v[0], v[1], ... by that tree, one per lane: each step adds halves of two vectors at once.
 template <class V, std::size_t W, int N = W / 2>
 LH_INLINE V sum_each(V (&v)[W]) {
   LH_UNROLL for (int i = 0; i < N; ++i)

@@ -1,4 +1,4 @@
-// Scratch memory: one arena a thread, kept between calls, so that a call allocates nothing once it
+// Scratch memory: one arena per thread, kept between calls, so that a call allocates nothing once it
 // has run at that size.
 #pragma once
 

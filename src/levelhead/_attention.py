@@ -70,7 +70,7 @@ def attention(
     >>> lh.attention(q, k, v, causal=True).shape
     (8, 100, 64)
     >>> result = lh.attention(q, k, v, return_health=True)
-    >>> result.health.score_max.shape  # one number a head
+    >>> result.health.score_max.shape  # one number per head
     (8,)
 
     query, key, value: (..., Hq, L, Dk), (..., Hkv, S, Dk), (..., Hkv, S, Dv), NumPy arrays or any
@@ -158,7 +158,7 @@ def attention_backward(
     >>> r = lh.attention(q, k, v, causal=True, return_lse=True)
     >>> dq, dk, dv, health = lh.attention_backward(
     ...     g, q, k, v, r.output, r.lse, causal=True, return_health=True)
-    >>> dq.shape, health.survival.shape  # the share of gradient that passes the softmax, a head
+    >>> dq.shape, health.survival.shape  # the share of gradient that passes the softmax, per head
     ((8, 100, 64), (8,))
 
     grad_output: (..., Hq, L, Dv), the gradient of the output.

@@ -22,7 +22,7 @@ class CosineAttention(nn.Module):
     >>> torch.allclose(near, far, atol=1e-5)
     True
 
-    num_heads:   how many temperatures to learn, one a head; None is one for all
+    num_heads:   how many temperatures to learn, one per head; None is one for all
     temperature: what the cosines are divided by, at first: scores lie within ±1/temperature
     learned:     whether it is learned, as `log_scale`, the logarithm of 1/temperature
     min_temperature: the least that a learned one may become; 0.01 keeps scores within ±100
