@@ -160,6 +160,11 @@ def test_nothing_to_measure(lead, length, size, dtype):
     assert (got.empty_rows == (0 if size else length)).all()
 
 
+def test_scores_whose_squares_overflow():
+    q, k, v = tensors(2)
+    assert (check(1e15 * q, 1e15 * k, v).score_var > 1e58).all()
+
+
 def test_empty_rows():
     got = check(*tensors(2), causal=True, query_offset=-3)
     assert (got.empty_rows == 3).all()

@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .._health import Evidence, Health
 from .._health.describe import describe
 from ..scaling import scale_rule
 from ._errors import TargetError, install, told
-from ._pictures import Album, Matrix
+from ._pictures import Album
 from ._subject import Input, Subject
+
+if TYPE_CHECKING:
+    from ..torch import Call
 
 # What else the scores could have been multiplied by.
 ALTERNATIVES = ("none", "dk", "sqrt_dmodel")
-
-
-class Call(Protocol):
-    """One attention call, as `levelhead.torch.listen` hands it out; entries are batch entries."""
-
-    module: str
-    health: Health
-    shape: tuple[int, int, int, int]  # B, Hq, L, S
-    dk: int
-    scale: float | None
-
-    def scores(self, entry: int, head: int) -> Matrix:
-        """Scaled scores (L, S), NaN at hidden pairs."""
-
-    def weights(self, entry: int, head: int) -> Matrix:
-        """Weights (L, S)."""
-
-    def rescaled(self, factor: float) -> Health:
-        """The health of the same queries and keys, had the scores been `factor` times as large."""
 
 
 Listen = Callable[[Callable[[Any], None], Any], AbstractContextManager[Any]]

@@ -14,7 +14,7 @@ from .._health.numbers import plain
 from ._subject import Input
 
 if TYPE_CHECKING:
-    from ._examine import Call
+    from ..torch import Call
 
 Matrix = NDArray[np.float64]
 

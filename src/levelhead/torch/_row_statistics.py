@@ -126,6 +126,7 @@ def row_statistics(
     kept = torch.where(pairs, scores, 0)
     mean = kept.sum(-1) / visible.clamp(min=1)
     deviation = torch.where(pairs, scores - mean[..., None], 0)
+    largest_one = deviation.abs().amax(-1).clamp(min=1)  # its square may overflow a float32
     choice = used & (visible > 1)
     over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
     return {
@@ -136,7 +137,8 @@ def row_statistics(
         "score_max": torch.where(pairs, scores, none).amax(-1),
         "score_min": torch.where(pairs, scores, -none).amin(-1),
         "score_mean": mean,
-        "score_m2": (deviation * deviation).sum(-1),
+        "score_m2": (deviation / largest_one[..., None]).square().sum(-1),
+        "score_unit": largest_one,  # of their deviations
         "large_scores": (kept.abs() > LARGE_SCORE).sum(-1),
         **{
             name: torch.where(over[table[name].over], formula(row), 0)
@@ -179,6 +181,7 @@ def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
     count = visible * used
     pairs = count.sum(-1)
     mean = (column("score_mean") * count).sum(-1) / pairs.clamp(min=1)
+    within = column("score_m2") * column("score_unit") ** 2
     spread = (column("score_mean") - mean[..., None]) ** 2 * count  # Chan's formula
     no_rows = visible.shape[-1] == 0
     sums = {
@@ -193,7 +196,7 @@ def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
         "score_max": pairs - float("inf") if no_rows else column("score_max").amax(-1),
         "score_min": pairs + float("inf") if no_rows else column("score_min").amin(-1),
         "score_mean": mean,
-        "score_m2": (column("score_m2") + spread).sum(-1),
+        "score_m2": (within + spread).sum(-1),
     }
     return torch.stack(
         [sums[name] if name in sums else column(name).sum(-1) for name in Health.COLUMNS],
