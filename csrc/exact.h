@@ -1,6 +1,6 @@
 // One row's statistics by their definition, in float64, score by score. It is slow, and serves the few rows
 // on which the fast way would be wrong: scores whose squares overflow, pairs that a bias hides from the
-// statistics only (HEALTH.md) and that the softmax of the row still feels, a NaN among those.
+// statistics only (docs/health.md) and that the softmax of the row still feels, a NaN among those.
 #pragma once
 
 #include <vector>

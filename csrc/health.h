@@ -1,4 +1,4 @@
-// The statistics, from the same pass as the output. HEALTH.md's one-pass form: for each row, sums
+// The statistics, from the same pass as the output. The one-pass form of docs/numerics.md: for each row, sums
 // over all keys except one argmax (the tail), which do not cancel on saturated rows.
 #pragma once
 

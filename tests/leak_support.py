@@ -11,9 +11,11 @@ from contextlib import contextmanager
 def running():
     """How much of each kind is on. It imports nothing: what is not imported cannot be on."""
     found = Counter()
-    # tqdm starts one thread that stays.
-    names = [type(thread).__module__ for thread in threading.enumerate()]
-    found["threads"] = sum(not name.startswith("tqdm") for name in names)
+    # Of others, some start threads that stay: tqdm, and PyTorch's compiler with its workers.
+    found["threads"] = sum(
+        not _home(thread).startswith(("tqdm", "torch", "concurrent.futures"))
+        for thread in threading.enumerate()
+    )
     if "torch" in sys.modules:
         import torch
         from torch.nn.modules import module
@@ -37,6 +39,12 @@ def running():
         found["listeners"] = len(_ops.listeners)
         found["notes on tensors"] = len(_eager_trace._notes)
     return found
+
+
+def _home(thread):
+    """The module whose code a thread runs."""
+    target = getattr(thread, "_target", None)
+    return type(thread).__module__ if target is None else target.__module__
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """The recipe: what is added to the tables of statistics and verdicts arrives everywhere.
 
-`last_key` is a made-up statistic, the weight on the last key. `fixated` is a made-up verdict that
-rests on it. Beside the two tables they need one line of mathematics in the specification and one in
-plain torch; the engine, which would have to be compiled, is left out. CONTRIBUTING.md says the same
-in words.
+`made_up_share` is a made-up statistic, the weight on the last key. `fixated` is a made-up verdict
+that rests on it. Beside the two tables they need one line of mathematics in the specification and
+one in plain torch; the engine, which would have to be compiled, is left out. CONTRIBUTING.md says
+the same in words.
 """
 
 import json
@@ -33,6 +33,7 @@ from levelhead.torch import _row_statistics, _tiled_health
 from levelhead.torch._attention import normalise
 
 L, D = 12, 16
+COLUMNS = len(lh.Health.COLUMNS)  # before anything is added
 LAYER = "attention"
 
 
@@ -40,35 +41,35 @@ LAYER = "attention"
 def recipe(monkeypatch):
     # src/levelhead/_health/statistics.py
     statistic = Mean(
-        label="last key",
+        label="made-up share",
         meaning="The weight on the last key.",
         definition="weight on the last key",
         bad="high",
-        heading="last key",
+        heading="share",
         tracked=True,
         compared="mean",
         over="choice_rows",
     )
-    monkeypatch.setattr(ForwardStatistics, "last_key", statistic, raising=False)
-    statistic.__set_name__(ForwardStatistics, "last_key")  # as in the body of a class
+    monkeypatch.setattr(ForwardStatistics, "made_up_share", statistic, raising=False)
+    statistic.__set_name__(ForwardStatistics, "made_up_share")  # as in the body of a class
     # src/levelhead/_health/verdicts.py
     rule = Rule(
         cases=(
-            Case("error", (Limit("last_key", ">", 0.8),)),
-            Case("info", (Limit("last_key", ">", 0.5),)),
+            Case("error", (Limit("made_up_share", ">", 0.8),)),
+            Case("info", (Limit("made_up_share", ">", 0.5),)),
         ),
         letter="F",
         colour=Colour(light=("#123456", "#ffffff"), dark=("#654321", "#000000")),
         meaning="looks at the last key and nothing else",
-        reason="{last_key:.0%} of the weight goes to the last key ({level} from {limit})",
+        reason="{made_up_share:.0%} of the weight goes to the last key ({level} from {limit})",
         hint="show it the others",
     )
     monkeypatch.setitem(VERDICTS, "fixated", rule)
     # src/levelhead/_reference/health.py and src/levelhead/torch/_row_statistics.py
     last = lambda row: row.p[..., -2]  # noqa: E731 (the very last outcome is a learned sink)
-    monkeypatch.setitem(reference_health.DEFINITIONS, "last_key", last)
+    monkeypatch.setitem(reference_health.DEFINITIONS, "made_up_share", last)
     monkeypatch.setitem(
-        _row_statistics.FORMULAS, "last_key", lambda row: row.exps[..., -1] / row.total
+        _row_statistics.FORMULAS, "made_up_share", lambda row: row.exps[..., -1] / row.total
     )
 
 
@@ -120,20 +121,20 @@ def fixed_call():
 
 
 def test_it_is_a_field_and_a_column():
-    assert lh.Health.FIELDS[-1] == lh.Health.COLUMNS[-1] == "last_key"
+    assert lh.Health.FIELDS[-1] == lh.Health.COLUMNS[-1] == "made_up_share"
     health = fixed_call().health
-    assert health.shape == (1, 2) and health.sums.shape[-1] == 24
+    assert health.shape == (1, 2) and health.sums.shape[-1] == COLUMNS + 1
     weights = fixed_call()._run(1.0).weights
-    np.testing.assert_allclose(health.last_key, weights[..., -1].mean(-1))
-    np.testing.assert_allclose(health.merge(health).last_key, health.last_key)
-    assert health.to_dict()["last_key"] == health.last_key.tolist()
+    np.testing.assert_allclose(health.made_up_share, weights[..., -1].mean(-1))
+    np.testing.assert_allclose(health.merge(health).made_up_share, health.made_up_share)
+    assert health.to_dict()["made_up_share"] == health.made_up_share.tolist()
 
 
 def test_tiled_health_has_it():
     call = fixed_call()
     q, k = (torch.from_numpy(x) for x in (call.query, call.key))
     sums = _tiled_health.tiled_health(normalise(q, k, k))
-    np.testing.assert_allclose(lh.Health(sums.numpy()).last_key, call.health.last_key)
+    np.testing.assert_allclose(lh.Health(sums.numpy()).made_up_share, call.health.made_up_share)
 
 
 def test_it_is_watched():
@@ -144,9 +145,9 @@ def test_it_is_watched():
     with torch.no_grad(), levelhead.torch.watch(model) as again:
         model.attention.pull.fill_(0.0)
         model(x)
-    np.testing.assert_allclose(again.health[LAYER].last_key, plain, rtol=1e-5)
+    np.testing.assert_allclose(again.health[LAYER].made_up_share, plain, rtol=1e-5)
     # 0 and 0 and nearly 1, as a mean over all steps.
-    assert seen.health[LAYER].last_key[1] == pytest.approx((2 * plain[1] + 1) / 3, abs=0.05)
+    assert seen.health[LAYER].made_up_share[1] == pytest.approx((2 * plain[1] + 1) / 3, abs=0.05)
 
 
 # ---------------------------------------------------------------- judged and said
@@ -169,8 +170,8 @@ def test_alerts_and_summary():
 def test_a_printed_health_has_its_column():
     health = fixed_call().health
     heading, worst = str(health).splitlines()[1:3]
-    assert heading.endswith(" last key")
-    assert "fixated (error)" in worst and worst.endswith(f"{health.last_key[0, 1]:.3g}")
+    assert heading.endswith(" share")
+    assert "fixated (error)" in worst and worst.endswith(f"{health.made_up_share[0, 1]:.3g}")
     verdict = health.verdicts()[0]
     assert (verdict.head, verdict.verdict, verdict.level) == (1, "fixated", "error")
 
@@ -182,12 +183,12 @@ def test_a_store_has_its_column_and_its_view(tmp_path):
     path = tmp_path / "run.db"
     seen, _, _ = watched(store=path)
     run = read_run(path)
-    steps, values = run.series(LAYER, "last_key")
+    steps, values = run.series(LAYER, "made_up_share")
     assert steps.tolist() == [0, 1, 2] and values[2, 1] > 0.8 > values[1, 1]
     assert run.total() == seen.health
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(
-            "SELECT verdict, level, last_key FROM heads WHERE step = 2 AND head = 1"
+            "SELECT verdict, level, made_up_share FROM heads WHERE step = 2 AND head = 1"
         ).fetchall()
     assert rows == [("fixated", "error", pytest.approx(values[2, 1]))]
 
@@ -196,16 +197,16 @@ def test_an_older_store_is_read_and_takes_new_runs(tmp_path):
     old = Path(__file__).parent / "data" / "run-0.1.db"
     path = Path(shutil.copy(old, tmp_path / "run.db"))
     before = read_run(path)
-    _, values = before.series("layers.1", "last_key")
+    _, values = before.series("layers.1", "made_up_share")
     assert values.shape == (3, 2) and np.isnan(values).all()  # not known, and said so
     assert "exploding" in before.total()["layers.1"].verdicts()[0].verdict
-    assert run_data(before)["layers"][1]["last"][1]["last_key"] is None
+    assert run_data(before)["layers"][1]["last"][1]["made_up_share"] is None
     watched(store=path)  # which adds the column
-    assert read_run(path).series(LAYER, "last_key")[1][2, 1] > 0.8
+    assert read_run(path).series(LAYER, "made_up_share")[1][2, 1] > 0.8
     after = read_run(path, 1)
     assert after.health("layers.1") == before.health("layers.1")
     with closing(sqlite3.connect(path)) as connection:
-        known = "SELECT count(last_key), count(entropy) FROM heads WHERE run = ?"
+        known = "SELECT count(made_up_share), count(entropy) FROM heads WHERE run = ?"
         assert connection.execute(known, (1,)).fetchone() == (0, 12)
         assert connection.execute(known, (2,)).fetchone() == (6, 6)
 
@@ -219,17 +220,19 @@ def test_json_lines(tmp_path):
     last = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])
     head = last["layers"][0]["heads"][1]
     assert (head["verdict"], head["level"]) == ("fixated", "error")
-    assert head["last_key"] == last["alerts"][0]["value"] > 0.8
+    assert head["made_up_share"] == last["alerts"][0]["value"] > 0.8
 
 
 def test_tensorboard(tmp_path):
     with TensorBoard(tmp_path) as sink:
-        assert "last_key" in sink.statistics
+        assert "made_up_share" in sink.statistics
         watched(sinks=[sink])
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     values = {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
-    assert values[f"last_key/{LAYER}"] > 0.8 > values[f"last_key_mean/{LAYER}"]  # high is bad
+    assert (
+        values[f"made_up_share/{LAYER}"] > 0.8 > values[f"made_up_share_mean/{LAYER}"]
+    )  # high is bad
     assert values[f"worst_head/{LAYER}"] == 1 and values["heads/error"] == 1
 
 
@@ -242,12 +245,15 @@ def test_the_page_of_a_run(tmp_path):
     for run in (read_run(path), seen._run()):
         data = run_data(run)
         assert data["headline"] == "At step 2: 1 of 2 heads needs attention: 1 fixated."
-        assert data["statistic"] == "last_key" and data["guides"]["last_key"] == [0.8, 0.5]
-        assert data["fields"]["last_key"]["label"] == "last key"
+        assert data["statistic"] == "made_up_share" and data["guides"]["made_up_share"] == [
+            0.8,
+            0.5,
+        ]
+        assert data["fields"]["made_up_share"]["label"] == "made-up share"
         (layer,) = data["layers"]
         assert layer["verdicts"][1][-1] == "F" and layer["levels"][1][-1] == "E"
-        assert layer["series"]["last_key"][1][2] > 0.8
-        assert layer["last"][1]["last_key"] > 0.8
+        assert layer["series"]["made_up_share"][1][2] > 0.8
+        assert layer["last"][1]["made_up_share"] > 0.8
     html = run_page(seen._run())
     assert ".fixated { --of: var(--fixated); --on: var(--on-fixated); }" in html
     assert "--fixated: #123456;" in html and "--fixated: #654321;" in html
@@ -261,17 +267,17 @@ def test_the_page_the_json_and_the_text_of_a_checkup():
         "letter": "F",
         "meaning": "looks at the last key and nothing else",
     }
-    assert data["fields"]["last_key"] == data["main"]["last_key"]
-    assert data["compared"]["last_key"] == "last key"
-    assert data["scales"][0]["numbers"]["last_key"] > 0.4  # the mean of both heads
+    assert data["fields"]["made_up_share"] == data["main"]["made_up_share"]
+    assert data["compared"]["made_up_share"] == "made-up share"
+    assert data["scales"][0]["numbers"]["made_up_share"] > 0.4  # the mean of both heads
     assert ".fixated {" in checkup_page(result)
     head = json.loads(checkup_json(result))["layers"][0]["heads"][1]
-    assert (head["verdict"], head["level"]) == ("fixated", "error") and head["last_key"] > 0.8
+    assert (head["verdict"], head["level"]) == ("fixated", "error") and head["made_up_share"] > 0.8
     console = Console(width=140)
     with console.capture() as captured:
         console.print(checkup_text(result))
     text = captured.get()
     assert " F  fixated: looks at the last key and nothing else" in text
-    assert "last key" in text.split("at other scales")[1]
+    assert "made-up share" in text.split("at other scales")[1]
     assert failing(result, "fixated") == "--fail-on fixated: 1 head (1 fixated)"
     assert failing(result, "exploding") is None
