@@ -59,15 +59,23 @@ struct Stop {
   std::chrono::steady_clock::time_point next_question = {};
   std::atomic<bool> stopped{false};
 
-  void ask() {
-    const auto now = std::chrono::steady_clock::now();
-    if (now < next_question) return;
-    next_question = now + kPause;
-    if (should_stop()) stopped = true;
-  }
+  void ask();
 };
 thread_local Stop own_stop;             // of the calls that this thread makes
 thread_local Stop* the_stop = nullptr;  // of the call that this thread works on
+
+void Stop::ask() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now < next_question) return;
+  next_question = now + kPause;
+  // A signal's handler may call us again, on this thread: with scratch memory of its own.
+  Workspace mine;
+  mine.swap(thread_workspace());
+  const bool stop = should_stop();
+  mine.swap(thread_workspace());
+  the_stop = this;
+  if (stop) stopped = true;
+}
 
 // Waiting for others to finish the call, without being deaf to an interrupt.
 void wait_a_moment() {

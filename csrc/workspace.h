@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <utility>
 
 #include "problem.h"
 
@@ -34,6 +35,12 @@ class Workspace {
       size_ = bytes;
     }
     ASAN_POISON_MEMORY_REGION(base_, size_);
+  }
+
+  void swap(Workspace& other) {
+    std::swap(base_, other.base_);
+    std::swap(size_, other.size_);
+    std::swap(used_, other.used_);
   }
 
   template <class T>

@@ -333,3 +333,26 @@ def test_an_interrupted_call_leaves_no_memory_behind():
     finally:
         signal.signal(signal.SIGINT, usual)
     assert resident() - before < 30e6
+
+
+def test_a_signal_handler_may_compute_attention_itself():
+    """In the middle of a call, on the same thread, with more scratch memory than that needs."""
+    small = inputs(heads=2, length=6000, size=6000, d=16)
+    large = inputs(heads=1, length=100, size=500, d=512)
+    expected, inner = lh.attention(*small), lh.attention(*large)
+    done = []
+
+    def handler(*_):
+        done.append(lh.attention(*large))
+
+    usual = signal.signal(signal.SIGALRM, handler)
+    try:
+        for threads in (1, 2):
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            results = [lh.attention(*small, threads=threads) for _ in range(4)]
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            assert all(same_bits(result, expected) for result in results)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert len(done) > 3 and all(same_bits(result, inner) for result in done)
