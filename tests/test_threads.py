@@ -344,15 +344,16 @@ def test_a_signal_handler_may_compute_attention_itself():
 
     def handler(*_):
         done.append(lh.attention(*large))
+        signal.setitimer(signal.ITIMER_REAL, 0.02)  # only now: handlers do not pile up
 
     usual = signal.signal(signal.SIGALRM, handler)
     try:
         for threads in (1, 2):
-            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
             results = [lh.attention(*small, threads=threads) for _ in range(2)]
             signal.setitimer(signal.ITIMER_REAL, 0)
             assert all(same_bits(result, expected) for result in results)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, usual)
-    assert len(done) > 3 and all(same_bits(result, inner) for result in done)
+    assert len(done) > 1 and all(same_bits(result, inner) for result in done)
