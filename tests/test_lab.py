@@ -20,7 +20,6 @@ from levelhead.lab._experiment import find
 TOY = '''
 """A toy: it writes down when it is called."""
 from pathlib import Path
-import time
 
 CLAIM = 99
 VERSION = 1
@@ -39,7 +38,7 @@ def measure(size, seed):
         print(seed, file=log)
     if LOG.with_suffix(".stop").exists() and seed == 1:
         raise KeyboardInterrupt
-    seconds = time.perf_counter()
+    seconds = len(LOG.read_text()) / 2  # a clock that never shows the same time twice
     return {"sums": {"of": ["a", "b"], "sum": [2.0 + seed, float("nan")]}, "n": 2,
             "timings": {"clock": {"run": [1], "seconds": [seconds]}}}
 
