@@ -2,7 +2,7 @@
 // share a tile, so each key and value is read once for all of them. Keys are split into parts whose
 // size follows from the shape, so that one sequence uses all cores; parts are merged in order, so
 // the result does not depend on how many cores there were.
-#include "patterns.h"
+#include "pattern_rows.h"
 #include "threads.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -184,15 +184,16 @@ class Decode {
         in_place(once && can_read_in_place()), block(once ? kStreamKeys : kCachedKeys),
         split_keys(split_size(p)),
         splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
-        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)), patterns(p, kCachedKeys) {
+        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)),
+        keeps_rows(has_patterns(p) && p.queries > 1), kept(p, kCachedKeys) {
     const std::size_t parts =
         static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups) * part_bytes();
     const std::size_t bytes =
-        parts + Workspace::room<T>(p.batch * p.heads * patterns.head_size());
+        parts + Workspace::room<T>(keeps_rows ? p.batch * p.heads * kept.head_size() : 0);
     if (bytes > sizeof few_ &&
         posix_memalign(reinterpret_cast<void**>(&parts_), 64, bytes) != 0)
       throw std::bad_alloc();
-    sampled_ = reinterpret_cast<T*>(parts_ + parts);
+    kept_ = reinterpret_cast<T*>(parts_ + parts);
   }
   ~Decode() {
     if (parts_ != few_) std::free(parts_);
@@ -228,9 +229,10 @@ class Decode {
   const bool once;  // the shape lets keys and values be read once, without a copy
   const bool in_place;  // and so does their layout; else they are copied, a block at a time
   const Index block, split_keys, splits, key_stride, value_stride;
-  const Patterns<T> patterns;
-  T* sampled_;  // the rows that they are taken from
-  alignas(64) char few_[8192];  // a tiny call would feel an allocation
+  const bool keeps_rows;  // that patterns are taken from
+  const KeptRows<T> kept;
+  T* kept_;
+  alignas(64) char few_[10240];  // a tiny call would feel an allocation
   char* parts_ = few_;
 
   bool can_read_in_place() const {
@@ -256,7 +258,7 @@ class Decode {
   }
 
   T* rows_of(Index batch, Index head) {
-    return sampled_ + (batch * p.heads + head) * patterns.head_size();
+    return kept_ + (batch * p.heads + head) * kept.head_size();
   }
 
   void read_keys(Index batch, Index kv_head, Index split) {
@@ -305,9 +307,12 @@ class Decode {
         w.state.start(measured);
       if (measured) {
         w.state.clear();
+        w.lone.start();
+      }
+      if (keeps_rows) {
         for (int lane = 0; lane < w.panel.n; ++lane)
-          patterns.place(w.lanes, w.panel, lane, lane + 1, rows_of(batch, w.panel.head[lane]));
-        patterns.start(w.lanes, split * split_keys, std::min((split + 1) * split_keys, p.keys));
+          kept.place(w.lanes, w.panel, lane, lane + 1, rows_of(batch, w.panel.head[lane]));
+        kept.start(w.lanes, split * split_keys, std::min((split + 1) * split_keys, p.keys));
       }
       std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
       from = std::min(from, w.panel.first);
@@ -380,7 +385,7 @@ class Decode {
     else
       weigh<Vectors, Measured>(w, tile, rescale);
     if constexpr (Measured) {
-      patterns.take(w.lanes, tile, width, w.state.max);
+      kept.take(w.lanes, tile, width, w.state.max);
       if (p.queries == 1) w.lone.take(tile, width, w.panel.n, p.offset(w.panel.batch), rescale);
     }
     add_weights(tile.scores, tile.n, width, rescale, sums);
@@ -538,11 +543,11 @@ class Decode {
     }
     if (!p.health) return;
     Workspace& workspace = thread_workspace();
-    workspace.reserve(Workspace::room<T>(patterns.scratch_size()));
-    T* scratch = workspace.take<T>(patterns.scratch_size());
+    workspace.reserve(Workspace::room<T>(kept.scratch_size()));
+    T* scratch = workspace.take<T>(kept.scratch_size());
     for (Index g = 0; g < groups; ++g) {
       const Part& w = part(batch, kv_head, 0, g);
-      patterns.finish(w.lanes, w.panel, w.state);
+      kept.finish(w.lanes, w.panel, w.state);
     }
     for (Index h = 0; h < p.group(); ++h) {  // its rows may lie in several groups
       const Index head = kv_head * p.group() + h;
@@ -555,11 +560,11 @@ class Decode {
       }
       double* sums = p.health + (batch * p.heads + head) * kHealthSums;
       summary.write(sums);
-      patterns.write(batch, rows_of(batch, head), scratch, sums);
+      if (keeps_rows) kept.write(batch, rows_of(batch, head), scratch, sums);
     }
     for (Index g = 0; g < groups && p.queries == 1; ++g) {
       const Part& w = part(batch, kv_head, 0, g);
-      patterns.write(w.lone, w.panel, w.state);
+      w.lone.write(p, w.panel, w.state);
     }
   }
 };

@@ -3,7 +3,7 @@
 #include <memory>
 #include <optional>
 
-#include "patterns.h"
+#include "pattern_panels.h"
 #include "threads.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -24,7 +24,7 @@ class Prefill {
   explicit Prefill(const Problem& problem)
       : p(problem), cut(p.queries), block(key_block<T>(std::max(p.key_dim, p.value_dim))),
         value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows),
-        sets_aside(p.keys > kSumBlocks * block), patterns(p, block) {}
+        sets_aside(p.keys > kSumBlocks * block), patterns(p, cut, block) {}
 
   void run() {
     const Index per_group = cut.panels * p.group();
@@ -36,7 +36,7 @@ class Prefill {
     const bool leave_rows = p.health && !whole_heads;
     if (leave_rows) {
       states.reset(new RowState<T>[p.batch * p.heads * cut.panels]);
-      sampled.reset(new T[p.batch * p.heads * patterns.head_size()]);
+      left.reset(new T[p.batch * p.heads * patterns.head_size()]);
     }
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
@@ -50,7 +50,7 @@ class Prefill {
         Workspace& workspace = thread_workspace();
         workspace.reserve(Workspace::room<T>(patterns.scratch_size()));
         summarise(i, [&](Index panel) { return &states[i * cut.panels + panel]; },
-                  &sampled[i * patterns.head_size()], workspace.take<T>(patterns.scratch_size()));
+                  &left[i * patterns.head_size()], workspace.take<T>(patterns.scratch_size()));
       });
   }
 
@@ -63,7 +63,7 @@ class Prefill {
     T* aside;   // as much again, if sets_aside
     alignas(64) T aside_max[kMaxLanes<T>], aside_sum[kMaxLanes<T>];  // the state it belongs to
     Index index;  // of the panel in its head
-    SampledLanes<T> lanes;
+    typename PrefillPatterns<T>::Work patterns;
   };
 
   const Problem& p;
@@ -72,8 +72,8 @@ class Prefill {
   const bool sets_aside;  // so many keys that sums of blocks are set aside now and then
   // All rows' states, if they are summed up after all tasks are done.
   std::unique_ptr<RowState<T>[]> states;
-  const Patterns<T> patterns;
-  std::unique_ptr<T[]> sampled;  // the rows that they are taken from, in that case
+  const PrefillPatterns<T> patterns;
+  std::unique_ptr<T[]> left;  // what they are taken from, in that case
 
   void run_chunk(Index batch, Index kv_head, Index first, Index last) {
     constexpr Index lanes = kMaxLanes<T>;
@@ -97,7 +97,7 @@ class Prefill {
     T* key_scratch = workspace.take<T>(block * p.key_dim);
     T* value_scratch = workspace.take<T>(block * p.value_dim);
     T* factors = p.dropout > 0 ? workspace.take<T>(block * lanes) : nullptr;
-    T* own_sampled = workspace.take<T>(own_heads * patterns.head_size());
+    T* own_left = workspace.take<T>(own_heads * patterns.head_size());
     T* scratch = workspace.take<T>(patterns.scratch_size());
 
     Index from = p.keys, to = 0;
@@ -109,10 +109,10 @@ class Prefill {
       w.state = states ? &states[(batch * p.heads + head) * cut.panels + w.index]
                        : new (&own_states[i]) RowState<T>;
       w.state->start(p, w.panel, p.health != nullptr);
-      patterns.place(w.lanes, w.panel, 0, w.panel.n,
-                     sampled ? &sampled[(batch * p.heads + head) * patterns.head_size()]
-                             : own_sampled + i / cut.panels * patterns.head_size());
-      patterns.start(w.lanes, 0, p.keys);
+      patterns.start(w.patterns, w.panel, w.index,
+                     left ? &left[(batch * p.heads + head) * patterns.head_size()]
+                          : own_left + i / cut.panels * patterns.head_size(),
+                     scratch);
       w.query = workspace.take<T>(lanes * p.key_dim);
       w.output = workspace.take<T>(lanes * value_rows);
       if (sets_aside) {
@@ -168,14 +168,14 @@ class Prefill {
         std::copy_n(w.aside_sum, w.panel.width, w.state->sum);
       }
       if (p.health && w.state->has_lost_rows(w.panel.width)) measure_again(w, buffer, key_scratch);
-      patterns.finish(w.lanes, w.panel, *w.state);
+      patterns.finish(w.patterns, w.panel, *w.state);
       finish(w, rows);
     }
     if (p.health && !states)
       for (Index i = 0; i < n; i += cut.panels)
         summarise(batch * p.heads + works[i].panel.head[0],
                   [&](Index panel) { return works[i + panel].state; },
-                  own_sampled + i / cut.panels * patterns.head_size(), scratch);
+                  own_left + i / cut.panels * patterns.head_size(), scratch);
   }
 
   // The tile's scores, as they enter the softmax. Their statistics are those of all rows of a lane
@@ -200,7 +200,7 @@ class Prefill {
     RunningMax<Vectors, T> running;
     score<Vectors, Measured>(w, tile, keys, false, running);
     softmax_step<Vectors, Measured>(w.panel, tile, running, *w.state, rescale);
-    if constexpr (Measured) patterns.take(w.lanes, tile, width, w.state->max);
+    if constexpr (Measured) patterns.take(w.patterns, w.panel, tile, *w.state);
     if (factors) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
