@@ -79,7 +79,7 @@ struct PanelSums {
   // A row of the panel by itself.
   void add_exactly(const Problem& p, const Panel<T>& panel, int lane) {
     const Index query = panel.query[lane];
-    rows += exact_weights(p, panel.batch, panel.head[lane], query, [&](Index key, double weight) {
+    rows += exact_weights<T>(p, panel.batch, panel.head[lane], query, [&](Index key, double weight) {
       by_key()[key - first_key] += static_cast<T>(weight);
       by_offset()[query - key - first_offset] += static_cast<T>(weight);
     });

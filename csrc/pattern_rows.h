@@ -170,7 +170,7 @@ class KeptRows {
 
   void compute_exactly(const Panel<T>& panel, const typename Lanes::Row& row) const {
     std::fill_n(row.weights, keys, T{0});
-    const bool counts = exact_weights(
+    const bool counts = exact_weights<T>(
         p, panel.batch, panel.head[row.lane], panel.query[row.lane],
         [&](Index key, double weight) { row.weights[key] = static_cast<T>(weight); });
     std::fill_n(row.factors, factors(), static_cast<T>(counts));
@@ -238,7 +238,7 @@ struct LoneRows {
  private:
   static void write_exactly(const Problem& p, Index batch, Index head, double* sums) {
     double own = 0, previous = 0, first = 0, most = 0;
-    const bool counts = exact_weights(p, batch, head, 0, [&](Index key, double weight) {
+    const bool counts = exact_weights<T>(p, batch, head, 0, [&](Index key, double weight) {
       if (key == p.offset(batch)) own = weight;
       if (key == p.offset(batch) - 1) previous = weight;
       if (key == 0) first = weight;

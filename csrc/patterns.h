@@ -10,9 +10,10 @@
 
 namespace levelhead::LEVELHEAD_ISA {
 
-// A float32 score of this size is off by 2^-10 or so, and its weight with it; a mean over rows may be that too.
-// Rows with larger ones are computed exactly, as slow as that is.
-constexpr double kLargestPatternScore = 4096;
+// A float32 score of this size is off by 2^-10 or so, and its weight with it if other keys compete. That is well
+// for a mean over rows. Of larger scores the share of all other keys must be as much smaller; a score of the
+// second size is off by 1, and no weight is certain. Such rows are computed exactly, as slow as that is.
+constexpr double kLargestPatternScore = 4096, kUncertainScore = 0x1p20;
 
 inline bool has_patterns(const Problem& p) { return p.health && p.keys >= kPatternKeys; }
 
@@ -72,20 +73,28 @@ inline T largest(const T* x, Index n) {
 // which rows this is to be doubted, so that they must be computed exactly.
 template <class T>
 inline IntVec<T> row_factors(const Problem& p, const RowState<T>& state, int at, T* factor) {
-  constexpr T limit = sizeof(T) == 4 ? static_cast<T>(kLargestPatternScore * kLog2e) : kInf<T>;
   const IntVec<T> enough = load(state.keys + at) >= static_cast<T>(kPatternKeys);
   const Vec<T> inverse = inverse_sum<T>(load(state.sum + at));
-  store(factor, select<T>(enough & state.finite(at), inverse, Vec<T>{}));
-  IntVec<T> doubtful = abs<T>(load(state.max + at)) > limit;
+  const IntVec<T> finite = state.finite(at);
+  store(factor, select<T>(enough & finite, inverse, Vec<T>{}));
+  IntVec<T> doubtful = {};
+  if constexpr (sizeof(T) == 4) {
+    const Vec<T> size = abs<T>(load(state.max + at)), others = load(state.tail + at);
+    const Vec<T> limit = splat(static_cast<T>(kLargestPatternScore * kLog2e));
+    doubtful = finite & ((size * others > limit * (others + T{1})) |
+                         (size > static_cast<T>(kUncertainScore * kLog2e)));
+  }
   if (p.has_bias()) doubtful |= state.doubtful(at);
   return enough & doubtful;
 }
 
-// f(key, weight) for the weights of a row, if it counts.
-template <class F>
+// f(key, weight) for the weights of a row, if it counts: a score that T does not hold is not finite here either.
+template <class T, class F>
 inline bool exact_weights(const Problem& p, Index batch, Index head, Index query, F f) {
   const ExactRow row(p, batch, head, query);
   if (!row.finite || row.pairs.size() < kPatternKeys) return false;
+  for (const double score : row.scores)
+    if (!std::isfinite(static_cast<T>(score * kLog2e))) return false;
   const std::vector<double> weights = row.weights();
   for (std::size_t i = 0; i < weights.size(); ++i) f(row.pairs[i].key, weights[i]);
   return true;

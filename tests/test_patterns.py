@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import PATTERNS, inputs
+from support import PATTERNS, inputs, same_bits, score_error
 from torch_support import in_torch
 
 import levelhead as lh
@@ -199,3 +199,154 @@ def test_matrices_of_scores(lead):
     got = matrix_health(scores, scores, counted, None).reshape(*lead, -1, len(lh.Health.COLUMNS))
     want = lh.reference(q, k, v, return_health=True).health
     np.testing.assert_allclose(got.numpy(), want.sums, rtol=1e-9, atol=1e-12)
+
+
+# ---------------------------------------------------------------- the engine, on every path
+
+
+# Few queries; one tile; one tile and a sample; keys in blocks; that and a sample.
+SHAPES = [
+    *((1, 30), (1, 2100), (3, 40), (8, 8), (8, 700), (5, 2100), (9, 9), (24, 24), (61, 64)),
+    *((77, 77), (150, 130), (300, 60), (30, 700), (64, 300), (333, 333), (100, 5000)),
+]
+EVERY_SHAPE = pytest.mark.parametrize(("length", "size"), SHAPES)
+
+
+def check_engine(q, k, v, like=None, **opts):
+    """The engine's columns are the reference's, and those of any number of threads.
+
+    like: the query for the reference, if there it is another
+    """
+    ours = lh.attention(q, k, v, return_health=True, threads=1, **opts).health
+    like = q if like is None else like
+    theirs = lh.reference(like, k, v, return_health=True, **opts).health
+    np.testing.assert_array_equal(ours.pattern_sequences, theirs.pattern_sequences)
+    usual = [np.where(abs(x) < 1e30, x, 1).astype(x.dtype) for x in (like, k)]
+    rtol = 16 * score_error(*usual, opts.get("scale"))
+    for name in PATTERNS:
+        np.testing.assert_allclose(
+            getattr(ours, name), getattr(theirs, name), rtol=rtol, atol=1e-7, err_msg=name
+        )
+    for threads in (2, 5):
+        again = lh.attention(q, k, v, return_health=True, threads=threads, **opts).health
+        assert same_bits(again.sums, ours.sums)
+    return ours
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_every_path_of_the_engine(dtype, length, size):
+    q, k, v = inputs(2, heads=4, kv_heads=2, length=length, size=size, d=16, dtype=dtype)
+    draw = np.random.default_rng(0).random((2, 4, length, size))
+    bias = np.where(draw > 0.4, draw, -np.inf).astype(np.float32)
+    for opts in (
+        {},
+        {"causal": True},
+        {"window": (20, 3), "query_offset": np.array([size // 2, -length // 2])},
+        {"key_lengths": np.array([size - 1, size // 2])},
+        {"sinks": np.linspace(-2, 3, 4)},
+        {"mask": draw > 0.4},
+        {"mask": bias, "softcap": 3.0, "causal": True},
+        {"dropout": 0.5, "seed": 1},
+    ):
+        check_engine(2 * q, k, v, **opts)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("at", [-1000, -1, 0, 0.4, 1.0])
+def test_a_key_that_all_rows_share(length, size, at):
+    """Wherever it is; the first key is left out."""
+    q, k, v = inputs(heads=2, length=length, size=size, d=16)
+    key = int(at * (size - 1)) if at >= 0 else 0
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    k[:, key, 0] = 60.0 if at >= 0 else -60.0
+    found = check_engine(q, k, v, scale=1.0)
+    if at > 0:
+        assert (found.shared_key > 0.9).all() and (found.offset_weight > 0.9 / length).all()
+    elif at == 0:
+        assert (found.shared_key < 0.1).all()
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite(length, size, bad):
+    """Sampled or not; from the first key on, or at a late one only."""
+    rows = [0, length // 2, length - 1]
+    q, k, v = inputs(heads=2, length=length, size=size, d=16)
+    q[..., 0], k[..., 0] = 1.0, 0.0
+    broken = q.copy()
+    broken[0, rows] = bad
+    for opts in ({}, {"causal": True}):
+        assert (check_engine(broken, k, v, **opts).nonfinite_rows > 0).tolist() == [True, False]
+    late = k.copy()
+    late[0, size // 2, 0] = bad  # for rows that see it
+    found = check_engine(q, late, v, causal=True)
+    assert found.nonfinite_rows[0] == min(length, size - size // 2)
+    if np.isinf(bad):  # in float32, where every row sees every key
+        k[:, size - 2, 0] = 2e38
+        q[..., 0] = 0.0
+        like = q.copy()
+        like[0, rows] = bad
+        q[0, rows, 0] = np.sign(bad) * 1e10
+        check_engine(q, k, v, like=like)
+
+
+@EVERY_SHAPE
+@pytest.mark.parametrize("size_of_scores", [300.0, 3e3, 1e5, 1e30])
+def test_large_scores(length, size, size_of_scores):
+    """Float32 weights of such scores would be off; half of the rows have small ones."""
+    q, k, v = inputs(heads=2, length=length, size=size, d=16)
+    q[:, ::2] *= size_of_scores
+    k[:, 3:6] = k[:, :3]  # ties, so that weights are shared
+    found = check_engine(q, k, v)
+    assert (found.pattern_sequences == 1).all()
+
+
+@pytest.mark.parametrize(("length", "size"), [(3, 40), (30, 40), (80, 300), (1, 40)])
+def test_large_scores_of_keys_that_compete(length, size):
+    """Scores of 1e6 that differ by 1: a float32 does not hold the difference."""
+    q, k = np.zeros((1, length, 3), np.float32), np.zeros((1, size, 3), np.float32)
+    q[..., 0], k[..., 0] = 1000.0, 1000.0
+    q[..., 1], q[..., 2] = 1.0, 1.0
+    k[:, :, 1] = np.arange(size) % 5
+    k[:, 7, 2] = 3.3
+    found = check_engine(q, k, k, scale=1.0)
+    assert ((found.shared_key > 0.03) & (found.shared_key < 0.99)).all()
+
+
+@EVERY_SHAPE
+def test_pairs_that_a_bias_hides_have_no_part(length, size):
+    """Not even where all the others lie as low, so that they have weight in the output."""
+    q, k, v = inputs(heads=2, length=length, size=size, d=8)
+    mask = np.full((length, size), -32_700, np.float16)
+    mask[:, ::3] = -32_752  # half of the lowest: hidden
+    mask[::2] = 0
+    check_engine(q, k, v, mask=mask)
+    k[:, size // 3 * 3 - 3] = np.nan
+    assert (check_engine(q, k, v, mask=mask).nonfinite_rows == (length + 1) // 2).all()
+
+
+@EVERY_SHAPE
+def test_a_sequence_has_the_same_bits_alone(length, size):
+    q, k, v = inputs(3, heads=4, kv_heads=2, length=length, size=size, d=16)
+    together = lh.attention(q, k, v, causal=True, return_health=True).health
+    for entry in range(3):
+        alone = lh.attention(q[entry], k[entry], v[entry], causal=True, return_health=True)
+        assert same_bits(alone.health.sums, together.sums[entry])
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_calls(seed):
+    """Shapes and bands at random: which rows are sampled, and where tiles begin and end."""
+    rng = np.random.default_rng([4, seed])
+    length, size = (int(2 ** rng.uniform(0, 9)) for _ in range(2))
+    q, k, v = inputs(
+        2, heads=2, length=length, size=size, d=int(rng.choice([4, 40, 130])), seed=seed
+    )
+    opts = {"query_offset": rng.integers(-20, size, 2)}
+    opts["window"] = (int(rng.integers(0, 80)), rng.choice([None, 0, 9]))
+    if rng.random() < 0.5:
+        opts["key_lengths"] = rng.integers(0, size + 1, 2)
+    if rng.random() < 0.3:
+        opts["mask"] = rng.random((length, size)) < 0.7
+    check_engine(3 * q, k, v, **opts)
