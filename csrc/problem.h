@@ -53,7 +53,10 @@ constexpr Index kOpen = std::numeric_limits<Index>::max() / 4;  // a window side
   X(kLargeScores, "large_scores") X(kEntropy, "entropy") X(kEntropyRatio, "entropy_ratio")        \
   X(kEffectiveKeys, "effective_keys") X(kTopWeight, "top_weight") X(kSaturated, "saturated")      \
   X(kSignal, "signal") X(kJacobianNorm, "jacobian_norm") X(kFirstKey, "first_key")                \
-  X(kDistance, "distance") X(kNullMass, "null_mass")
+  X(kDistance, "distance") X(kNullMass, "null_mass")                                              \
+  X(kPatternSequences, "pattern_sequences") X(kSelfWeight, "self_weight")                         \
+  X(kPreviousWeight, "previous_weight") X(kOffsetWeight, "offset_weight")                         \
+  X(kSharedKey, "shared_key")
 #define LEVELHEAD_GRAD_SUMS(X) \
   X(kWeightGradSq, "weight_grad_sq") X(kScoreGradSq, "score_grad_sq")
 #define LEVELHEAD_COLUMN(column, name) column,
@@ -63,6 +66,11 @@ enum GradSum : int { LEVELHEAD_GRAD_SUMS(LEVELHEAD_COLUMN) kGradSums };
 
 constexpr double kLargeScore = 100.0;      // |score| beyond this counts as large
 constexpr double kSaturatedWeight = 0.99;  // a row whose largest weight passes this is saturated
+
+// Patterns are taken from so many rows of a sequence, each of which sees so many keys: all of them, or a
+// sample (levelhead/_health/sampling.py). Long rows are fewer, so that their weights find room.
+constexpr Index kPatternRows = 64, kPatternKeys = 8, kPatternLeastRows = 8;
+constexpr Index kPatternWeights = 262144;
 
 struct Problem {
   Index batch = 0, heads = 0, kv_heads = 0, queries = 0, keys = 0, key_dim = 0, value_dim = 0;

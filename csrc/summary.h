@@ -106,6 +106,7 @@ class Summary {
     sums[kFiniteRows] = finite_;
     sums[kChoiceRows] = choosing_;
     sums[kSaturated] = saturated_;
+    std::fill(sums + kPatternSequences, sums + kSharedKey + 1, 0.0);  // patterns.h has them
     for (int f = 0; f < kHealthSums; ++f)  // squares of scores overflow, or differences of very low ones
       doubtful_ |= f != kScoreMax && f != kScoreMin && !std::isfinite(sums[f]);
     if (doubtful_) measure_exactly(sums);

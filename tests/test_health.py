@@ -16,6 +16,8 @@ from levelhead._health import (
 )
 from levelhead._reference import reference, reference_backward
 
+PATTERNS = ("self_weight", "previous_weight", "offset_weight", "shared_key")
+
 
 def health_of_scores(scores, values=None, **options):
     """Health of one head whose scores are exactly these, (L, S)."""
@@ -31,9 +33,9 @@ def random_call(seed=0, batch=6, heads=3, length=9, size=12):
     return q, k, v
 
 
-def close(a, b, rtol=1e-12):
+def close(a, b, rtol=1e-12, but=()):
     assert a.shape == b.shape
-    for name in Health.FIELDS:
+    for name in [name for name in Health.FIELDS if name not in but]:
         np.testing.assert_allclose(getattr(a, name), getattr(b, name), rtol=rtol, err_msg=name)
 
 
@@ -50,10 +52,12 @@ def test_uniform_row_by_hand():
         **{"saturated": 0, "signal": 0.75, "first_key": 0.25, "null_mass": 0},
         "jacobian_norm": math.sqrt(1 / 4 - 2 / 16 + 1 / 16),
         "distance": (1 + 0 + 1 + 2) / 4,
+        # Patterns need rows of 8 keys; tests/test_patterns.py has them by hand.
+        **dict.fromkeys(PATTERNS, math.nan),
     }
     assert set(expected) == set(Health.FIELDS)
     for name, value in expected.items():
-        assert getattr(h, name)[0] == pytest.approx(value, abs=1e-15), name
+        assert getattr(h, name)[0] == pytest.approx(value, abs=1e-15, nan_ok=True), name
 
 
 def test_two_different_rows_by_hand():
@@ -236,7 +240,9 @@ def test_equal_batches_merge_entry_by_entry():
         reference(q[..., s, :], k, v, query_offset=3 + s.start, return_health=True).health
         for s in (slice(0, 4), slice(4, 9))
     )
-    close(first.merge(second), reference(q, k, v, return_health=True).health)
+    # Rows of two calls are two sequences, and of each of them patterns are taken.
+    close(first.merge(second), reference(q, k, v, return_health=True).health, but=PATTERNS)
+    assert (first.merge(second).pattern_sequences == 2).all()
 
 
 def test_merge_does_not_cancel():
@@ -394,7 +400,8 @@ def head(**fields):
         **{"score_max": 3.0, "score_min": -3.0, "score_mean": 0.0, "score_var": 1.0},
         **{"large_scores": 0.0, "entropy": 2.2, "entropy_ratio": 0.8, "effective_keys": 7.0},
         **{"top_weight": 0.3, "saturated": 0.0, "signal": 0.85, "jacobian_norm": 0.2},
-        **{"first_key": 0.06, "distance": 5.0, "null_mass": 0.0},
+        **{"first_key": 0.06, "distance": 5.0, "null_mass": 0.0, "pattern_sequences": 1},
+        **dict.fromkeys(PATTERNS, 0.06),
     } | fields
     base["score_m2"] = base.pop("score_var") * base["score_count"]
     base["large_scores"] *= base["score_count"]

@@ -9,6 +9,7 @@ from torch_support import array, in_torch, leaf, tensors
 import levelhead as lh
 from levelhead.torch import _ops, _tiled_health
 from levelhead.torch._attention import normalise
+from levelhead.torch._patterns import sample
 from levelhead.torch._row_statistics import health_sums, matrix_health, row_statistics
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -193,13 +194,17 @@ def test_rows_merge_whatever_their_order():
     scores = 5 * leaf(2, 3, 8, 6).detach()
     counted = torch.ones(1, dtype=torch.bool)
     distance = torch.zeros(1)
+    sampled = sample(8, 6)  # none: rows that see 6 keys show no pattern
     parts = [
-        row_statistics(scores[..., rows, :], scores[..., rows, :], counted, None, distance)
+        row_statistics(
+            *(scores[..., rows, :], scores[..., rows, :], counted, None, distance),
+            sampled.part(rows),
+        )
         for rows in (slice(0, 1), slice(1, 5), slice(5, 8))
     ]
-    whole = health_sums([row_statistics(scores, scores, counted, None, distance)])
+    whole = health_sums([row_statistics(scores, scores, counted, None, distance, sampled)], sampled)
     for some in (parts, parts[::-1]):
-        torch.testing.assert_close(health_sums(some), whole)
+        torch.testing.assert_close(health_sums(some, sampled), whole)
 
 
 # ---------------------------------------------------------------- gradients

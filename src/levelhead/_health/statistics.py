@@ -379,6 +379,35 @@ class ForwardStatistics:
         definition="weight that a learned sink takes; 0 without one",
         over="finite_rows",
     )
+    pattern_sequences = Count(
+        label="sequences",
+        meaning="How many sequences, one per batch entry, have rows that patterns are taken from.",
+        is_field=False,
+    )
+    self_weight = Mean(
+        label="self weight",
+        meaning="The weight on a query's own position.",
+        definition="mean over sampled rows of p at j = i",
+        over="pattern_sequences",
+    )
+    previous_weight = Mean(
+        label="previous weight",
+        meaning="The weight on the position before a query's own.",
+        definition="mean over sampled rows of p at j = i − 1",
+        over="pattern_sequences",
+    )
+    offset_weight = Mean(
+        label="offset weight",
+        meaning="The weight at the distance, ahead or behind, that gets the most.",
+        definition="max over o of the mean over sampled rows of p at j = i − o",
+        over="pattern_sequences",
+    )
+    shared_key = Mean(
+        label="shared key",
+        meaning="The weight on the key that gets the most from all rows, the first key aside.",
+        definition="max over j > 0 of the mean over sampled rows of p at j",
+        over="pattern_sequences",
+    )
 
 
 class BackwardStatistics:

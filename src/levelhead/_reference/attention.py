@@ -168,6 +168,7 @@ class _Steps(NamedTuple):
     key: Floats  # (B, Hq, S, Dk), repeated for its group of query heads
     value: Floats  # (B, Hq, S, Dv), repeated too
     positions: NDArray[np.int64]  # (B, L)
+    reach: NDArray[np.int64]  # (B, L), how many keys a query may see, a dense mask aside
     scale: Floats  # broadcastable to (Hq, 1, 1)
     sinks: Floats | None  # (Hq,)
     scores: Floats  # (B, Hq, L, S), scale·QKᵀ
@@ -202,15 +203,14 @@ def _forward(
 
     positions = _positions(query_offset, batch, length, size)
     allowed, bias, soft_hidden = _read_mask(mask, lead, (batch, heads, length, size))
-    visible = np.broadcast_to(allowed, (batch, heads, length, size))
-    visible = visible & _in_window(positions, size, causal, window)[:, None]
-    visible = visible & _exists(key_lengths, batch, size)[:, None, None]
+    near = _in_window(positions, size, causal, window) & _exists(key_lengths, batch, size)[:, None]
+    visible = np.broadcast_to(allowed, (batch, heads, length, size)) & near[:, None]
 
     scores = factor * _products(q, k)
     logits = np.where(visible, _softcap(scores, softcap) + bias, -np.inf)
     weights, lse = softmax(logits, null)
     return _Steps(
-        *(lead, groups, q, k, v, positions, factor),
+        *(lead, groups, q, k, v, positions, near.sum(axis=-1), factor),
         None if null is None else null[:, 0, 0],
         *(scores, logits, visible, visible & ~soft_hidden),
         # A NaN in the denominator reaches a whole row; a hidden weight is 0 even there.
@@ -484,5 +484,7 @@ def _transpose(matrix: NDArray[Scalar]) -> NDArray[Scalar]:
 
 
 def _health(steps: _Steps) -> Health:
-    sums = health_sums(steps.scores, steps.logits, steps.counted, steps.sinks, steps.positions)
+    sums = health_sums(
+        *(steps.scores, steps.logits, steps.counted, steps.sinks, steps.positions, steps.reach)
+    )
     return Health.from_sums(sums.reshape(*_head_shape(steps.lead), sums.shape[-1]))

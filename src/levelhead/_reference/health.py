@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .._health import LARGE_SCORE, SATURATED_WEIGHT, Floats, Health
 from .._health.statistics import statistics_of
+from .patterns import pattern_sums
 
 Bools = NDArray[np.bool_]
 
@@ -58,6 +59,7 @@ def health_sums(
     counted: Bools,
     sinks: Floats | None,
     positions: NDArray[np.int64],
+    reach: NDArray[np.int64],
 ) -> Floats:
     """The sums that `Health` is made of, (B, Hq, len(Health.COLUMNS)).
 
@@ -66,6 +68,7 @@ def health_sums(
     counted:   (B, Hq, L, S), the pairs that are visible to the statistics
     sinks:     (Hq,), a logit per head in the denominator
     positions: (B, L), of the queries among the keys
+    reach:     (B, L), how many keys a query may see, a dense mask aside
 
     A row is nonfinite if a visible score or logit, or its head's sink, is NaN or infinite (a
     sink of -inf is simply absent). Such a row counts in rows, pairs, widest_row and
@@ -110,6 +113,7 @@ def health_sums(
         "score_mean": mean,
         "score_m2": (deviations**2).sum(axis=(-2, -1)),
         "large_scores": (pairs & (np.abs(scores) > LARGE_SCORE)).sum(axis=(-2, -1)),
+        **pattern_sums(row.p[..., :-1], pairs.sum(axis=-1), reach, positions),
     }
     over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
     for name, definition in DEFINITIONS.items():

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from .._health import LARGE_SCORE, SATURATED_WEIGHT, Health
+from .._health.sampling import PATTERN_KEYS
 from .._health.statistics import statistics_of
+from ._patterns import Sample, pattern_columns, sample
 
 TILE = 1 << 20  # scores at a time: few enough to stay in a cache
 
@@ -65,15 +67,23 @@ def hidden_bias(bias: Tensor) -> Tensor:
 
 
 def row_statistics(
-    scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor | None, distance: Tensor
+    scores: Tensor,
+    logits: Tensor,
+    counted: Tensor,
+    null: Tensor | None,
+    distance: Tensor,
+    sampled: Sample,
 ) -> dict[str, Tensor]:
     """What each row contributes, every entry (..., H, L); rows that are left out hold zeros.
+
+    Of the sampled rows alone, "weights" has all, (..., H, R, S), and "taken" which rows count.
 
     scores:   (..., H, L, S), scale·QKᵀ
     logits:   (..., H, L, S), the same with softcap and bias, as they enter the softmax
     counted:  broadcastable to them; the pairs that are visible to the statistics
     null:     broadcastable to (..., H, L, N); the logits of N learned sinks, usually of one
     distance: broadcastable to them; |i - j| of the positions
+    sampled:  the rows, among these, that patterns are taken from
     """
     if scores.shape[-1] == 0:  # maxima need a column
         scores, logits = (
@@ -129,7 +139,14 @@ def row_statistics(
     largest_one = deviation.abs().amax(-1).clamp(min=1)  # its square may overflow a float32
     choice = used & (visible > 1)
     over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
+
+    rows = torch.from_numpy(sampled.rows).to(scores.device)
+    taken = torch.from_numpy(sampled.chosen).to(scores.device)
+    taken = taken & used[..., rows] & (visible[..., rows] >= PATTERN_KEYS)
+    weights = exps[..., rows, :] / total[..., rows, None]
     return {
+        "taken": taken,
+        "weights": torch.where(taken[..., None], weights, 0),
         "visible": visible,
         "broken": broken & (visible > 0),
         "used": used,
@@ -158,24 +175,41 @@ def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor 
     rows, keys = scores.shape[-2:]
     at = torch.arange(keys - rows, keys, device=scores.device)[:, None]
     distance = (at - torch.arange(keys, device=scores.device)).abs()
+    sampled = sample(rows, keys, offset=keys - rows)
     step = max(1, TILE // max(1, scores[..., :1, :].numel()))
     parts = []
     for first in range(0, max(rows, 1), step):
-        part = (..., slice(first, first + step), slice(None))
+        some = slice(first, first + step)
+        part = (..., some, slice(None))
         sink = None if null is None else null[part]
         parts.append(
-            row_statistics(scores[part], logits[part], counted[part], sink, distance[part])
+            row_statistics(
+                *(scores[part], logits[part], counted[part], sink, distance[part]),
+                sampled.part(some),
+            )
         )
-    return health_sums(parts)
+    return health_sums(parts, sampled)
 
 
-def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
-    """The sums that `Health` is made of, (..., H, len(Health.COLUMNS)), from parts of the rows."""
+def health_sums(parts: list[dict[str, Tensor]], sampled: Sample) -> Tensor:
+    """The sums that `Health` is made of, (..., H, len(Health.COLUMNS)).
+
+    parts:   `row_statistics` of some rows each, in order
+    sampled: the rows, among all of them, that patterns are taken from
+    """
+
+    def off_device(x: Tensor) -> Tensor:
+        # for float64: not every device has it
+        return (x if x.is_meta else x.cpu()).double()
 
     def column(name: str) -> Tensor:
-        # float64 off the device: not every device has it
-        rows = torch.cat([part[name] for part in parts], -1)
-        return (rows if rows.is_meta else rows.cpu()).double()
+        return off_device(torch.cat([part[name] for part in parts], -1))
+
+    patterns = pattern_columns(
+        torch.cat([part["weights"] for part in parts], -2),
+        torch.cat([part["taken"] for part in parts], -1),
+        sampled,
+    )
 
     visible, used = column("visible"), column("used")
     count = visible * used
@@ -197,6 +231,7 @@ def health_sums(parts: list[dict[str, Tensor]]) -> Tensor:
         "score_min": pairs + float("inf") if no_rows else column("score_min").amin(-1),
         "score_mean": mean,
         "score_m2": (within + spread).sum(-1),
+        **{name: off_device(each) for name, each in patterns.items()},
     }
     return torch.stack(
         [sums[name] if name in sums else column(name).sum(-1) for name in Health.COLUMNS],

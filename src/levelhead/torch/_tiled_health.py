@@ -10,13 +10,16 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .._health import GradHealth
 from .._options import OPEN
 from ._ops import listeners
+from ._patterns import Sample, sample
 from ._row_statistics import health_sums, hidden_bias, row_statistics
 
 if TYPE_CHECKING:
@@ -99,11 +102,15 @@ def _mask(given: CallOptions) -> Tensor | None:
 @torch.no_grad()
 def tiled_health(given: CallOptions) -> Tensor:
     """The sums of `Health`, (..., Hq, len(Health.COLUMNS)), tile by tile."""
+    sampled = _sample(given)
     parts = [
-        row_statistics(tile.scores, tile.logits, tile.counted, _null(given), tile.distance)
+        row_statistics(
+            *(tile.scores, tile.logits, tile.counted, _null(given), tile.distance),
+            sampled.part(tile.rows),
+        )
         for tile in tiles(given)
     ]
-    return health_sums(parts)
+    return health_sums(parts, sampled)
 
 
 @torch.no_grad()
@@ -201,6 +208,22 @@ def head_of(given: CallOptions, entry: int, head: int) -> CallOptions:
         scales=None if given.scales is None else given.scales.expand(heads)[one],
         offsets=None if given.offsets is None else given.offsets[entry : entry + 1],
         lengths=None if given.lengths is None else given.lengths[entry : entry + 1],
+    )
+
+
+def _sample(given: CallOptions) -> Sample:
+    """The rows that patterns are taken from: chosen on the CPU, as indices into any device."""
+
+    def per_entry(x: Tensor | None, default: int) -> int | NDArray[np.int64]:
+        # A meta tensor has no numbers, and whoever sent it asks for shapes only.
+        if x is None or x.is_meta:
+            return default
+        return x.reshape(*given.query.shape[:-3], 1).cpu().numpy()
+
+    keys = given.key.shape[-2]
+    return sample(
+        *(given.query.shape[-2], keys, given.left, given.right),
+        *(per_entry(given.offsets, given.offset), per_entry(given.lengths, keys)),
     )
 
 

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ..._options import OPEN
 from ..._result import AttentionResult
 from .._attention import compute, health_of, normalise
+from .._patterns import Sample, sample
 from .._row_statistics import health_sums, row_statistics
 from .._tiled_health import tile_of
 from ._masks import without_padding
@@ -93,6 +95,9 @@ class AdditiveAttention(nn.Module):
         value = value.expand(*batch, *value.shape[-2:])
         hidden_query = hidden_query.expand(*batch, *hidden_query.shape[-2:])
 
+        sampled = None
+        if return_health:
+            sampled = sample(length, size, OPEN, 0 if causal else OPEN, size - length)
         parts = []
         per_row = max(1, batch.numel() * size * hidden_key.shape[-1])
         step = max(1, BLOCK // per_row)
@@ -101,7 +106,7 @@ class AdditiveAttention(nn.Module):
             some = (
                 hidden_query[..., rows, :], hidden_key, value,
                 None if mask is None else mask[..., rows, :], causal, size - length + first,
-                return_weights, return_health,
+                return_weights, sampled and sampled.part(rows),
             )  # fmt: skip
             if torch.is_grad_enabled():
                 kept = bool(self.dropout) and self.training
@@ -117,7 +122,7 @@ class AdditiveAttention(nn.Module):
         return AttentionResult(
             output,
             weights=torch.cat(weights, -2) if return_weights else None,
-            health=health_of(health_sums(list(statistics))) if return_health else None,
+            health=health_of(health_sums(list(statistics), sampled)) if sampled else None,
         )
 
     def _rows(
@@ -129,9 +134,9 @@ class AdditiveAttention(nn.Module):
         causal: bool,
         offset: int,
         return_weights: bool,
-        return_health: bool,
+        sampled: Sample | None,
     ) -> tuple[Tensor, Tensor, Any]:
-        """Output, weights and statistics of some rows.
+        """Output, weights and statistics of some rows; sampled: None is without statistics.
 
         The operator does all but the scores: they enter as the mask of queries and keys of zeros.
         """
@@ -150,11 +155,12 @@ class AdditiveAttention(nn.Module):
         )  # fmt: skip
         output, _, weights, _ = compute(given, weights=return_weights)
         statistics = None
-        if return_health:
+        if sampled is not None:
             with torch.no_grad():
                 tile = tile_of(given)
                 statistics = row_statistics(
-                    scores.to(tile.logits.dtype), tile.logits, tile.counted, None, tile.distance
+                    *(scores.to(tile.logits.dtype), tile.logits, tile.counted, None),
+                    *(tile.distance, sampled),
                 )
         weights = weights.squeeze(-3) if return_weights else weights
         return output.squeeze(-3), weights, statistics
