@@ -16,17 +16,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .findings import HEAD, LAYER, MODEL, Fact, Finding, worst_first
 from .numbers import Spoken
-from .statistics import Floats
-from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Case, Thresholds, Verdict, ranked
+from .statistics import Floats, statistics_of
+from .verdicts import (
+    HEALTHY,
+    LEVELS,
+    MODEL_VERDICTS,
+    PATTERNS,
+    SHORT,
+    SPREAD,
+    VERDICTS,
+    Case,
+    Rule,
+    Thresholds,
+    Verdict,
+    explained,
+    ranked,
+)
 
 if TYPE_CHECKING:
+    from ..scaling import ScaleInUse
     from .health import GradHealth, Health, PerHead
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
-_NO_LEVEL = len(LEVELS)
+_INFO, _NO_LEVEL = LEVELS.index("info"), len(LEVELS)
 
 Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -35,13 +52,15 @@ class Evidence:
 
     health:    layer → Health of shape (heads,)
     gradients: layer → GradHealth, for layers whose backward ran
-
-    All that is known of the model is here, although today's rules look at one head at a time. What
-    else a rule should see, such as earlier steps, becomes a field.
+    course:    what the course of the training says at that moment (`History.findings`); None if it
+               is not known, as in a checkup
+    scales:    layer → the scale rule in use
     """
 
     health: Mapping[str, Health]
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
+    course: tuple[Finding, ...] | None = None
+    scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
 
 
 def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str, Judgement]:
@@ -54,8 +73,44 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
     >>> judged.names, judged.levels, judged[0].reason
     (['exploding'], ['critical'], 'the largest |score| is 10,000 (critical from 10,000)')
     """
-    model = _Model(evidence, thresholds or Thresholds())
+    model = Heads(evidence, thresholds or Thresholds())
     return {layer: Judgement(model, heads) for layer, heads in model.places.items()}
+
+
+def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
+    """All that there is to say, the worst first: of the model, of layers, of single heads."""
+    heads = Heads(evidence, thresholds or Thresholds())
+    found = list(evidence.course or ())
+    for layer, place in heads.places.items():
+        for verdict in Judgement(heads, place):
+            at = place.start + verdict.head
+            if verdict.verdict not in (HEALTHY, SHORT) and at not in heads.told:
+                found.append(heads.finding(layer, verdict))
+    return worst_first([*found, *_choosing_nothing(heads)])
+
+
+def _choosing_nothing(heads: Heads) -> list[Finding]:
+    """That most heads are flat: normal in a new model, and nothing to call healthy."""
+    flat = np.array([heads.order[rule] == "uniform" for rule in heads.chosen], bool)
+    many, judged = int(flat.sum()), int(heads.can_be_judged.sum())
+    if not judged or many <= heads.at.most_heads * judged:
+        return []
+    rule = MODEL_VERDICTS["flat"]
+    layer, head = heads.name_of(int(np.argmax(flat)))
+    return [
+        Finding(
+            scope=MODEL,
+            name="flat",
+            level="info",
+            reason=rule.reason.format(many=many, heads=judged, why="give every key the same"),
+            hint=rule.hint,
+            evidence=(Fact("flat heads", many / judged, high=heads.at.most_heads, form=".0%"),),
+            layer=layer,
+            head=head,
+            heads=many,
+            explained=explained("flat"),
+        )
+    ]
 
 
 Severity = tuple[bool, int, int, float]
@@ -81,7 +136,7 @@ def _severity(verdict: str, level: int, order: int, value: float | None) -> Seve
 class Judgement:
     """The verdicts of a layer's heads, by head. Only what is asked for is worked out."""
 
-    def __init__(self, model: _Model, heads: slice) -> None:
+    def __init__(self, model: Heads, heads: slice) -> None:
         self._model, self._heads = model, heads
 
     def __len__(self) -> int:
@@ -102,14 +157,6 @@ class Judgement:
         """How bad each head's verdict is, by level, then by rule; smaller is worse."""
         worst, chosen = self._model.worst[self._heads], self._model.chosen[self._heads]
         return list(zip(worst.tolist(), chosen.tolist(), strict=True))
-
-    @property
-    def loud(self) -> list[int]:
-        """The heads that someone should look after, in order of their number."""
-        if not self._model.may_be_loud:
-            return []
-        heads: list[int] = np.flatnonzero(self._model.worst[self._heads] < len(LOUD)).tolist()
-        return heads
 
     def worst_first(self) -> list[int]:
         """All heads, those that could not be judged at the end."""
@@ -135,6 +182,11 @@ class Judgement:
         if not 0 <= head < len(self):
             raise IndexError(f"head {head} of {len(self)}")
         model, at = self._model, self._heads.start + head
+        pattern = model.patterns[at]
+        if at in model.told:
+            told = model.told[at]
+            reason = f"{told.reason}. {told.forecast}" if told.forecast else told.reason
+            return Verdict(head, told.name, told.level, reason, told.hint, (), pattern)
         name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
         rule = model.rules[name]
         limits = rule.cases[model.cases[name][at]].limits
@@ -145,13 +197,13 @@ class Judgement:
             for other, case in model.cases.items()
             if case[at] >= 0 and other not in (name, HEALTHY, SHORT)
         )
-        return Verdict(head, name, level, reason, rule.hint, also)
+        return Verdict(head, name, level, reason, rule.hint, also, pattern, model.benign(at, rule))
 
 
 class _Numbers(dict[str, Any]):
     """What a reason may name: the level, the threshold that was passed, any statistic."""
 
-    def __init__(self, model: _Model, at: int, level: str, limit: float) -> None:
+    def __init__(self, model: Heads, at: int, level: str, limit: float) -> None:
         super().__init__(level=level, limit=Spoken(limit))
         self._model, self._at = model, at
 
@@ -159,8 +211,11 @@ class _Numbers(dict[str, Any]):
         return Spoken(self._model.values(statistic)[self._at])
 
 
-class _Model:
-    """All heads of all layers side by side: a statistic is one array, and so is a verdict."""
+class Heads:
+    """All heads of all layers side by side: a statistic is one array, and so is a verdict.
+
+    places: where the heads of each layer stand
+    """
 
     def __init__(self, evidence: Evidence, at: Thresholds) -> None:
         self.at, self.rules = at, ranked()
@@ -173,19 +228,6 @@ class _Model:
         self._evidence = evidence
         self._values: dict[str, Floats] = {}
         self._held: dict[str, Indices] = {}
-
-    @cached_property
-    def may_be_loud(self) -> bool:
-        """Whether any head could have a verdict that calls for action.
-
-        Quick to say, and nearly always no: a watch asks at every step.
-        """
-        return any(
-            self._passed(case).any()
-            for rule in self.rules.values()
-            for case in rule.cases
-            if case.level in LOUD
-        )
 
     @cached_property
     def cases(self) -> dict[str, Indices]:
@@ -206,9 +248,44 @@ class _Model:
             # The case of -1, none, takes the last entry.
             levels = np.array([*(LEVELS.index(case.level) for case in rule.cases), _NO_LEVEL])
             level = levels[self.cases[name]]
+            if rule.is_sharp:
+                level = np.where(self.explained | self.unharmed, np.maximum(level, _INFO), level)
             chosen = np.where(level < worst, place, chosen)
             worst = np.minimum(level, worst)
+        for at, finding in self.told.items():
+            chosen[at], worst[at] = self.order.index(finding.name), LEVELS.index(finding.level)
         return chosen, worst
+
+    @cached_property
+    def told(self) -> dict[int, Finding]:
+        """What the course of things says of single heads, by their place."""
+        return {
+            self.places[finding.layer].start + finding.head: finding
+            for finding in self._evidence.course or ()
+            if finding.scope == HEAD and finding.layer in self.places and finding.head is not None
+        }
+
+    @cached_property
+    def unharmed(self) -> Flags:
+        """Which heads may be sharp: all is well with the training, or with all but other layers."""
+        course = self._evidence.course
+        fine = np.full(self.count, course is not None)
+        for finding in course or ():
+            if finding.scope == MODEL:
+                fine[:] = False
+            elif finding.scope == LAYER and finding.layer in self.places:
+                fine[self.places[finding.layer]] = False
+        return fine
+
+    def benign(self, at: int, rule: Rule) -> str:
+        """Why a sharp head is no illness; "" where nothing has to be said."""
+        if not rule.is_sharp:
+            return ""
+        if self.explained[at]:
+            return f"it looks at {PATTERNS[self.patterns[at]].words}, a pattern that training makes"
+        return (
+            "nothing in the course of the training speaks against it" if self.unharmed[at] else ""
+        )
 
     @property
     def chosen(self) -> Indices:
@@ -219,6 +296,65 @@ class _Model:
     def worst(self) -> Indices:
         """The place among LEVELS of its level."""
         return self._verdicts[1]
+
+    @cached_property
+    def can_be_judged(self) -> Flags:
+        """Which heads see enough keys, and have only finite scores."""
+        return (self._holds(SHORT) < 0) & (self.values("nonfinite_rows") == 0)
+
+    @cached_property
+    def patterns(self) -> list[str]:
+        """What each head looks at, a name of PATTERNS or SPREAD."""
+        named = np.full(self.count, SPREAD, dtype=object)
+        for name, pattern in reversed(PATTERNS.items()):
+            named[self.values(pattern.statistic) > self.at.pattern] = name
+        names: list[str] = named.tolist()
+        return names
+
+    @cached_property
+    def explained(self) -> Flags:
+        """Which heads look at something that training makes heads look at on purpose."""
+        return np.array([each != SPREAD and PATTERNS[each].benign for each in self.patterns], bool)
+
+    def finding(self, layer: str, verdict: Verdict) -> Finding:
+        """A head's verdict as a finding, with the numbers that it rests on."""
+        at, rule = self.places[layer].start + verdict.head, self.rules[verdict.verdict]
+        case = rule.cases[self.cases[verdict.verdict][at]]
+        table = {**statistics_of(type(self._health))}
+        facts = tuple(
+            Fact(
+                table[limit.statistic].label,
+                float(self.values(limit.statistic)[at]),
+                **{"low" if limit.sign == "<" else "high": limit.at(self.at)},
+            )
+            for limit in case.limits
+            if limit.statistic in table
+        )
+        return Finding(
+            scope=HEAD,
+            name=verdict.verdict,
+            level=verdict.level,
+            reason=verdict.reason,
+            hint=verdict.hint,
+            evidence=facts,
+            layer=layer,
+            head=verdict.head,
+            pattern=verdict.pattern,
+            benign=verdict.benign,
+            explained=explained(verdict.verdict),
+        )
+
+    def named(self, at: int) -> tuple[str, Verdict]:
+        """A head's layer and verdict, by its place."""
+        layer, head = self.name_of(at)
+        return layer, Judgement(self, self.places[layer])[head]
+
+    def name_of(self, at: int) -> tuple[str, int]:
+        """The layer of a head, and its number there."""
+        for layer, place in self.places.items():
+            if place.start <= at < place.stop:
+                return layer, at - place.start
+        raise IndexError(f"head {at} of {self.count}")
 
     def _holds(self, name: str) -> Indices:
         """Which case of a rule holds for each head: the first one; -1 for none."""

@@ -99,11 +99,11 @@ def _at_random(rng: np.random.Generator, task: str, seed: int) -> Setting:
     )
     if setting.optimiser == "sgd":
         setting = replace(setting, rate=30 * setting.rate)
-    rule = one_of("sqrt_dk", "none", "dk", "sqrt_dmodel", odds=(0.46, 0.34, 0.15, 0.05))
+    rule = one_of("sqrt_dk", "none", "dk", "sqrt_dmodel", odds=(0.35, 0.4, 0.2, 0.05))
     setting = setting.shaped(
         rule=rule,
-        factor=one_of(1.0, 4.0, 16.0, odds=(0.8, 0.1, 0.1)) if rule == "sqrt_dk" else 1.0,
-        d_k=one_of(8, 16, 32, 64, 128),
+        factor=one_of(1.0, 4.0, 16.0, odds=(0.6, 0.2, 0.2)) if rule == "sqrt_dk" else 1.0,
+        d_k=one_of(8, 16, 32, 64, 128, odds=(0.1, 0.2, 0.2, 0.25, 0.25)),
         depth=one_of(1, 2, 3),
         heads=one_of(2, 4),
         norm=one_of("pre", "post", odds=(0.7, 0.3)),
@@ -111,7 +111,7 @@ def _at_random(rng: np.random.Generator, task: str, seed: int) -> Setting:
         qk_norm=one_of(True, False, odds=(0.1, 0.9)),
         dropout=one_of(0.0, 0.1, odds=(0.8, 0.2)),
     )
-    if rng.random() < 0.35:
+    if rng.random() < 0.3:
         at = int(rng.integers(100, 250))
         setting = replace(setting, fault=one_of(*FAULTS), fault_at=at)
         setting = setting.shaped(rule="sqrt_dk", factor=1.0, weights="linear")
@@ -247,7 +247,7 @@ def _jump(model: Model, optimiser: torch.optim.Optimizer, batch: Batch, after: i
     """All queries and keys are four times as large at once."""
     if after == 0:
         for each in model.scores_parameters():
-            each *= 4
+            each.mul_(4)
     return batch
 
 
@@ -264,7 +264,7 @@ def _bad_batch(model: Model, optimiser: torch.optim.Optimizer, batch: Batch, aft
 def _growing_mlp(model: Model, optimiser: torch.optim.Optimizer, batch: Batch, after: int) -> Batch:
     """The weights after attention grow: nothing that attention could help."""
     for each in model.blocks[-1].mlp.parameters():
-        each *= 1.02
+        each.mul_(1.02)
     return batch
 
 

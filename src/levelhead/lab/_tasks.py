@@ -72,7 +72,7 @@ def _language(rng: Rng, n: int) -> Batch:
 
 
 def _match(rng: Rng, n: int, words: int = 20, many: int = 16) -> Batch:
-    """Is the word of a position anywhere else?"""
+    """Whether the word of a position is anywhere else."""
     said = rng.integers(words, size=(n, many))
     counts = (said[..., None] == said[:, None, :]).sum(-1)
     return Batch(said[..., None], (counts > 1).astype(np.int64))
@@ -124,9 +124,7 @@ TASKS: dict[str, Task] = {
     "stories": Task("language", (len(WORDS),), LENGTH - 1, len(WORDS), True, _language),
     "match": Task("classification", (20,), 16, 2, False, _match),
     "noise": Task("noise", (16,), 24, 16, True, _noise),
-    "reverse": Task(
-        "copying", (13,), 28, 12, True, lambda rng, n: _again(rng, n, backwards=True)
-    ),
+    "reverse": Task("copying", (13,), 28, 12, True, lambda rng, n: _again(rng, n, backwards=True)),
     "majority": Task("classification", (4,), 24, 4, False, _majority),
     "markov": Task("language", (6,), 32, 6, True, _markov),
     "sort": Task("sorting", (16,), 12, 16, False, _sort),

@@ -1,73 +1,97 @@
-"""When a head's verdict turns worse: one alert per change."""
+"""Telling of findings: once, together, and again only when they get worse or are over."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ..._health import Judgement
-from ..._health.verdicts import SHORT
-from ..._records import Alert, StepRecord
+from ..._health import Evidence, Finding, History, Thresholds
+from ..._health.findings import worst_first
+from ..._health.judge import Heads
+from ..._health.verdicts import LEVELS
+from ..._records import TRAINING, Alert, StepRecord
+
+_MANY_MORE = 2  # an alert is repeated when so many times as many heads are concerned
 
 
-class _Was(NamedTuple):
-    """How a head was judged."""
+@dataclass(frozen=True)
+class _Told:
+    """What was said last of a kind of finding."""
 
-    rank: tuple[int, int]  # smaller is worse
-    verdict: str
     level: str
+    heads: int
+    worst: Finding
 
 
-class Changes:
-    """Remembers how bad each head was, and tells when one gets worse."""
+class Alerts:
+    """Judges the steps of a phase as they come, and tells of what turns bad or recovers.
 
-    def __init__(self) -> None:
-        self._last: dict[str, Judgement] = {}  # of each layer, when it was last seen
-        self._bad: dict[tuple[str, int], _Was] = {}  # heads that have been told of
+    course: what holds now, by the course of the phase
+    """
 
-    def alerts(self, record: StepRecord) -> tuple[Alert, ...]:
-        """Alerts of one recorded step, the worst first."""
-        before, self._last = self._last, {**self._last, **record.judged}
-        found = []
-        for layer, judged in record.judged.items():
-            loud = judged.loud
-            if not loud and not self._bad:
-                continue  # as nearly always
-            past, now = _all(before.get(layer)), _all(judged)
-            for head, is_now in now.items():
-                was = self._bad.pop((layer, head), past.get(head))
-                if head not in loud:
-                    continue
-                self._bad[layer, head] = is_now
-                if was is None or is_now.rank < was.rank:
-                    alert = _alert(record, layer, judged, head, was)
-                    found.append((judged.severity(head), alert))
-        return tuple(alert for _, alert in sorted(found, key=lambda entry: entry[0]))
+    def __init__(self, phase: str, thresholds: Thresholds) -> None:
+        self._history = History(thresholds, trains=phase == TRAINING)
+        self._thresholds = thresholds
+        self._told: dict[str, _Told] = {}
+        self._advised: set[str] = set()
 
+    @property
+    def course(self) -> tuple[Finding, ...]:
+        return self._history.findings
 
-def _all(judged: Judgement | None) -> dict[int, _Was]:
-    """Every head of a layer; one that cannot be judged now stays as it was, so it is left out."""
-    if judged is None:
-        return {}
-    heads = zip(judged.ranks, judged.names, judged.levels, strict=True)
-    return {head: _Was(*was) for head, was in enumerate(heads) if was[1] != SHORT}
+    def of(self, record: StepRecord, loss: float | None = None) -> tuple[Alert, ...]:
+        """Alerts of one recorded step, the worst first; all heads with one verdict are one alert."""
+        evidence = Evidence(record.health, record.gradients, (), record.scales)
+        self._history.observe(record.step, Heads(evidence, self._thresholds), loss)
+        kinds: dict[str, list[Finding]] = {}
+        for finding in worst_first([each for each in self.course if each.is_loud]):
+            kinds.setdefault(finding.name, []).append(finding)
+        alerts = [alert for name, kind in kinds.items() if (alert := self._new(record, name, kind))]
+        alerts.sort(key=lambda alert: LEVELS.index(alert.level))
+        over = [name for name in self._told if name not in kinds]
+        return (*alerts, *(self._recovery(record, name) for name in over))
+
+    def _new(self, record: StepRecord, name: str, kind: Sequence[Finding]) -> Alert | None:
+        worst, heads = kind[0], sum(finding.heads for finding in kind)
+        told = self._told.get(name)
+        worse = told is None or LEVELS.index(worst.level) < LEVELS.index(told.level)
+        if told and not worse and heads < _MANY_MORE * told.heads:
+            return None
+        self._told[name] = _Told(worst.level, heads, worst)
+        advice = "" if name in self._advised else worst.hint
+        self._advised.add(name)
+        previous = "" if told is None else f"{told.level}, {told.heads}"
+        reason = f"{worst.reason}. {worst.forecast}" if worst.forecast else worst.reason
+        return _alert(record, worst, worst.level, heads, previous, reason, advice)
+
+    def _recovery(self, record: StepRecord, name: str) -> Alert:
+        told = self._told.pop(name)
+        reason = f"recovered: what was told at level {told.level} is over"
+        return _alert(record, told.worst, "ok", told.heads, told.level, reason, "")
 
 
 def _alert(
-    record: StepRecord, layer: str, judged: Judgement, head: int, last: _Was | None
+    record: StepRecord,
+    worst: Finding,
+    level: str,
+    heads: int,
+    previous: str,
+    reason: str,
+    hint: str,
 ) -> Alert:
-    verdict = judged[head]
-    previous = "not seen before" if last is None else last.verdict
-    if last is not None and last.verdict == verdict.verdict:
-        previous = f"{last.verdict}, {last.level}"
     return Alert(
         step=record.step,
-        layer=layer,
-        head=head,
-        verdict=verdict.verdict,
-        level=verdict.level,
+        layer=worst.layer,
+        head=worst.head or 0,
+        verdict=worst.name,
+        level=level,
         previous=previous,
-        value=judged.value(head),
-        reason=verdict.reason,
-        hint=verdict.hint,
+        value=worst.evidence[0].value if worst.evidence else math.nan,
+        reason=reason,
+        hint=hint,
         phase=record.phase,
+        scope=worst.scope,
+        heads=heads,
+        since=record.step if worst.since is None else worst.since,
     )

@@ -6,10 +6,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..._health import GradHealth, Health
+from ..._health import Finding, GradHealth, Health, Thresholds
 from ..._records import Alert, StepRecord
+from ...scaling import ScaleInUse
 from ._accumulator import Accumulator, Statistics
-from ._alerts import Changes
+from ._alerts import Alerts
 
 
 class Phase:
@@ -23,7 +24,8 @@ class Phase:
         self.name, self.step = name, step
         self.alerts: list[Alert] = []
         self._thresholds = thresholds
-        self._changes = Changes()
+        self._alerts = Alerts(name, Thresholds().changed(thresholds))
+        self._scales: dict[str, ScaleInUse] = {}
         self._seen, self._heard = Accumulator[Health](), Accumulator[GradHealth]()  # in this step
         self._health, self._gradients = (
             Accumulator[Health](),
@@ -49,9 +51,15 @@ class Phase:
         """Whether the current step has seen a call."""
         return bool(self._seen)
 
-    def see(self, layer: str, health: Health) -> None:
+    @property
+    def course(self) -> tuple[Finding, ...]:
+        """What the course of the phase says now."""
+        return self._alerts.course
+
+    def see(self, layer: str, health: Health, scale: ScaleInUse) -> None:
         self._calls[1] += 1
         self._seen.add(layer, health)
+        self._scales[layer] = scale
 
     def hear(self, layer: str, gradients: GradHealth) -> None:
         self._heard.add(layer, gradients)
@@ -64,6 +72,8 @@ class Phase:
             *(self.step, time.time(), health, in_order_of(health, heard)),
             thresholds=self._thresholds,
             phase=self.name,
+            course=self.course,
+            scales={layer: each for layer, each in self._scales.items() if layer in health},
         )
 
     def end_step(self, *joined: Phase) -> StepRecord | None:
@@ -73,9 +83,9 @@ class Phase:
             record = self.record(*joined)
             self._health.add_all(record.health)
             self._gradients.add_all(record.gradients)
-            if alerts := self._changes.alerts(record):
-                record = replace(record, alerts=alerts)
-                self.alerts += alerts
+            alerts = self._alerts.of(record)
+            record = replace(record, alerts=alerts, course=self.course)
+            self.alerts += alerts
             first, last = self._recorded
             self._recorded = (self.step if last < first else first, self.step)
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))

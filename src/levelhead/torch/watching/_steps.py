@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._health import GradHealth
 from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ...scaling import in_use
 from ._attribution import ModuleNames
 from ._calls import Call
 from ._forwards import Hook, after_backward, doors, in_backward, without_gradients
@@ -267,13 +268,18 @@ class Steps:
             return
         layer = self._layer_of(call)
         if not again:
-            phase.see(layer, call.health)
+            phase.see(layer, call.health, in_use(call.scale, call.dk, self._width(call)))
         if evaluates:
             return
         if self._unended and not again:
             self._unended.forward()
         if self._gradients_wanted:
             call.on_gradients = functools.partial(self._hear, layer)
+
+    def _width(self, call: Call) -> int:
+        """Of the model: as its configuration says, else as wide as all heads of the call."""
+        width = getattr(getattr(self._model, "config", None), "hidden_size", None)
+        return width if isinstance(width, int) else call.shape[1] * call.dk
 
     def _miss(self, module: str) -> None:
         if not (in_backward() or (self.trains and without_gradients())):

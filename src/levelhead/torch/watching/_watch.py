@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..._health import GradHealth, Health, Thresholds
+from ..._health import Finding, GradHealth, Health, Thresholds, findings
 from ..._health.describe import plural
+from ..._health.verdicts import LOUD
 from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
@@ -111,8 +112,23 @@ class watch:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The heads that turned worse."""
+        """What turned bad, got worse, or recovered."""
         return [alert for phase in self._steps.shown for alert in phase.alerts]
+
+    def findings(self) -> list[Finding]:
+        """What there is to say now, the worst first: of the model, of layers, of heads.
+
+        >>> import torch, levelhead.torch
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> with levelhead.torch.watch(model) as seen:
+        ...     _ = model(torch.randn(2, 16, 64))
+        >>> [finding.scope for finding in seen.findings() if finding.is_loud]
+        []
+        """
+        record = self._steps.open_record() or self._newest
+        if record is None:
+            return []
+        return findings(record.evidence, Thresholds().changed(self._thresholds))
 
     @property
     def before_training(self) -> Phase:
@@ -213,7 +229,7 @@ class watch:
                     )
                 self._failed.add(id(sink))
         for alert in record.alerts:
-            _log.warning("%s", alert)
+            _log.log(logging.WARNING if alert.level in LOUD else logging.INFO, "%s", alert)
             if self._on_alert is not None:
                 self._on_alert(alert)
 
