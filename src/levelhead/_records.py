@@ -46,6 +46,8 @@ class StepRecord:
     alerts: heads that turned worse in this step
     thresholds: those that were changed, by name
     phase: "training"; or "inference", a step without gradients that no training came before
+    scalars: by name what was logged at this very step, such as the loss
+    means: of what was logged since the previous recorded step, up to this one; less noisy
     evidence, judged: the same as the judge sees it, and its verdicts on each layer's heads
     """
 
@@ -56,6 +58,8 @@ class StepRecord:
     alerts: tuple[Alert, ...] = ()
     thresholds: Mapping[str, float] = field(default_factory=dict)
     phase: str = TRAINING
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def evidence(self) -> Evidence:

@@ -10,6 +10,7 @@ from ..._health import GradHealth, Health
 from ..._records import Alert, StepRecord
 from ._accumulator import Accumulator, Statistics
 from ._alerts import Changes
+from ._scalars import Scalars
 
 
 class Phase:
@@ -56,7 +57,7 @@ class Phase:
     def hear(self, layer: str, gradients: GradHealth) -> None:
         self._heard.add(layer, gradients)
 
-    def record(self, *joined: Phase) -> StepRecord:
+    def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
         health = together(*(phase._seen.merged() for phase in (self, *joined)))
         heard = together(*(phase._heard.merged() for phase in (self, *joined)))
@@ -64,13 +65,15 @@ class Phase:
             *(self.step, time.time(), health, in_order_of(health, heard)),
             thresholds=self._thresholds,
             phase=self.name,
+            scalars=scalars.numbers(),
+            means=scalars.means(),
         )
 
-    def end_step(self, *joined: Phase) -> StepRecord | None:
+    def end_step(self, *joined: Phase, scalars: Scalars) -> StepRecord | None:
         """The record of the current step, if it has seen any call; another begins."""
         record = None
         if any((self, *joined)):
-            record = self.record(*joined)
+            record = self.record(*joined, scalars=scalars)
             self._health.add_all(record.health)
             self._gradients.add_all(record.gradients)
             if alerts := self._changes.alerts(record):
@@ -80,6 +83,7 @@ class Phase:
             self._recorded = (self.step if last < first else first, self.step)
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))
         self.step += 1
+        scalars.end_step(recorded=record is not None)
         return record
 
     def forget_step(self) -> int:
