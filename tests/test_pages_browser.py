@@ -1,6 +1,7 @@
 """The pages in a real browser: what is drawn, what hovering and clicking do, in every dress."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -272,6 +273,35 @@ def test_a_runs_lines_are_drawn(look, run_file, dress):
     assert tab.locator("#map [role=gridcell]").count() == 8
     assert NASTY in text_of(tab, "#alerts")
     assert fits(tab)
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_what_was_logged_stands_above_on_the_same_steps(look, run_file, tmp_path, dress):
+    run = read_run(run_file.with_name("run.db"))
+    steps = np.array(run.steps)
+    scalars = {"loss": (steps, 5.0 - steps / 20), NASTY: (steps[1:3], np.array([1e-4, 2e-4]))}
+    path = tmp_path / "run.html"
+    path.write_text(run_page(replace(run, scalars=scalars)), encoding="utf-8")
+    tab = look(path, *DRESSES[dress])
+    tab.wait_for_selector("#chart .main-svg")
+    drawn = tab.evaluate(
+        "document.getElementById('chart').data.map((each) => [each.yaxis, each.x, each.y])"
+    )
+    assert drawn[-2:] == [
+        ["y2", run.steps, [5, 4.5, 4, 3.5, 3, 2.5]],
+        ["y3", run.steps, [None, 1e-4, 2e-4, None, None, None]],
+    ]
+    labels = tab.locator("#chart .annotation-text").all_text_contents()
+    assert labels == ["largest score", "loss", NASTY]
+    score, loss, other = (
+        tab.locator(f"#chart .{axes} > .nsewdrag").bounding_box() for axes in ("xy", "xy2", "xy3")
+    )
+    assert {(box["x"], box["width"]) for box in (loss, other)} == {(score["x"], score["width"])}
+    assert loss["y"] + loss["height"] <= other["y"] < other["y"] + other["height"] <= score["y"]
+    assert fits(tab)
+    tab.locator("#statistic").select_option("entropy")
+    assert tab.locator("#chart .annotation-text").first.text_content() == "entropy"
+    assert tab.locator("#chart .annotation-text").count() == 3
 
 
 def test_a_run_is_followed_by_statistic_layer_and_step(look, run_file):

@@ -387,6 +387,8 @@ def test_renumbering_waits_with_the_step_that_could_not_be_written(path, caplog)
 
 OLD = """
 DROP VIEW heads;
+DROP VIEW scalars;
+DROP TABLE scalar_values;
 ALTER TABLE steps DROP COLUMN phase;
 PRAGMA user_version = 1;
 """
@@ -402,7 +404,7 @@ def test_a_store_without_phases_is_read_and_written_on(path):
     assert (old.phase, old.steps, old.alerts) == ("training", [3], [alert(3)])
     assert old.health(LAYERS[0]) == [(3, record(3).health[LAYERS[0]])]
     empty = read_run(path, phase="before training")
-    assert (empty.steps, empty.layers, empty.alerts) == ([], [], [])
+    assert (empty.steps, empty.layers, empty.alerts, old.scalars) == ([], [], [], {})
     assert path.read_bytes() == before
     with Store(path, name="new") as store:
         store(inferred(0))
@@ -432,7 +434,7 @@ store = Store({path!r}, name="to be killed")
 step = 0
 while True:
     r = records[step % 8]
-    store(type(r)(step, 0.0, r.health, r.gradients))
+    store(type(r)(step, 0.0, r.health, r.gradients, scalars={{"loss": step}}))
     print(step, flush=True)
     step += 1
 """
@@ -456,6 +458,8 @@ def writing(path, dies_at=None):
 def assert_complete(run):
     """Every step is there from the first on, with all layers, heads and gradients."""
     assert run.steps == list(range(len(run.steps)))
+    steps, losses = run.scalars["loss"]
+    assert steps.tolist() == losses.tolist() == run.steps
     for layer in LAYERS:
         for read in (run.health(layer), run.gradients(layer)):
             assert [step for step, _ in read] == run.steps

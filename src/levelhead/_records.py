@@ -70,6 +70,8 @@ class StepRecord:
     phase: "training"; or "inference", a step without gradients that no training came before
     course: what the course of the run says at this step; None if it is not known
     scales: layer → the scale rule in use
+    scalars: by name what was logged at this very step, such as the loss
+    means: of what was logged since the previous recorded step, up to this one; less noisy
     evidence, judged: the same as the judge sees it, and its verdicts on each layer's heads
     """
 
@@ -82,6 +84,8 @@ class StepRecord:
     phase: str = TRAINING
     course: tuple[Finding, ...] | None = None
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    means: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def evidence(self) -> Evidence:

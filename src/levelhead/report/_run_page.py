@@ -39,7 +39,7 @@ def run_page(run: Run) -> str:
 
 def run_data(run: Run) -> dict[str, Any]:
     """All that the page shows, words included: its script only draws."""
-    steps, lines = thinned(run)
+    steps, lines, scalars = thinned(run)
     latest, last_steps = run.latest()
     layers = list(latest.health)
     whole = Evidence(run.total(), run.total_gradients())
@@ -60,6 +60,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "fields": fields(Health, GradHealth),
         "guides": guides(run.thresholds),
         "steps": steps,
+        "scalars": scalars,
         "layers": [
             {"name": layer, "short": name, "heads": heads[layer], "last": last[layer]}
             | lines[layer]

@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from .._health import Evidence, GradHealth, Health, Thresholds, judge
+from .._health.describe import plural
 from .._health.numbers import plain
 from .._health.verdicts import MARKS, VERDICTS
 
 if TYPE_CHECKING:
-    from .._health import PerHead
+    from numpy.typing import NDArray
+
+    from .._health import Floats, PerHead
     from ..store import Run
 
     Part = TypeVar("Part", bound=PerHead)
@@ -21,8 +26,8 @@ MOST_NUMBERS = 1_500_000
 _DIGITS = 4
 
 
-def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]]]:
-    """The steps shown, and per layer its lines.
+def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """The steps shown, per layer its lines, and the lines of what was logged.
 
     Where a run has too many steps, neighbours are merged, not dropped: the largest score of the
     group stays the largest score. A group goes by its last step.
@@ -34,7 +39,7 @@ def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]]]:
     size = max(1, math.ceil(len(steps) / max(20, min(MOST_POINTS, room))))
     group = {step: place // size for place, step in enumerate(steps)}
     shown = [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)]
-    return shown, {
+    lines = {
         layer: _lines(
             _merged(health, group, len(shown)),
             _merged(gradients, group, len(shown)),
@@ -42,6 +47,8 @@ def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]]]:
         )
         for layer, (health, gradients) in records.items()
     }
+    scalars = [_scalar(name, *run.scalars[name], group, len(shown)) for name in run.scalars]
+    return shown, lines, scalars
 
 
 def _merged(
@@ -51,6 +58,20 @@ def _merged(
     for step, part in records:
         parts[group[step]].append(part)
     return [many[0].merge(*many[1:]) if many else None for many in parts]
+
+
+def _scalar(
+    name: str, steps: NDArray[np.int64], values: Floats, group: dict[int, int], groups: int
+) -> dict[str, Any]:
+    """The mean of each group; numbers that are not finite are told of, for no line shows them."""
+    finite = np.isfinite(values)
+    at = [group[step] for step in steps[finite].tolist()]
+    counts = np.bincount(at, minlength=groups)
+    means = np.bincount(at, values[finite], groups) / np.where(counts, counts, np.nan)
+    lost, label = steps[~finite], name
+    if len(lost):
+        label += f" (not finite at {plural(len(lost), 'step')}, first at step {lost[0]:,})"
+    return {"name": name, "label": label, "values": plain(means.tolist(), _DIGITS)}
 
 
 def _lines(

@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ class Run:
     layers: dotted module names, in the order they were first seen
     alerts: the heads that turned worse
     thresholds: those that its heads were judged with
+    scalars: what was logged, by name, the loss first: its steps, and its values
 
     The statistics of a run in a file are read when they are asked for.
     """
@@ -54,6 +55,7 @@ class Run:
     layers: list[str]
     alerts: list[Alert]
     thresholds: Thresholds
+    scalars: Mapping[str, _Series]
     _source: Callable[[str, type[PerHead]], _Series]
     path: Path | None = None
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
@@ -91,6 +93,9 @@ class Run:
             layers=list(layers),
             alerts=[*alerts] if alerts is not None else [a for r in records for a in r.alerts],
             thresholds=Thresholds().changed(records[-1].thresholds if records else {}),
+            scalars=_by_name(
+                (record.step, *scalar) for record in records for scalar in record.scalars.items()
+            ),
             _source=source,
         )
 
@@ -168,6 +173,20 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     for place, (_, sums) in enumerate(steps):
         together[place, : len(sums)] = sums
     return np.array([step for step, _ in steps], np.int64), together
+
+
+def _by_name(scalars: Iterable[tuple[int, str, float | None]]) -> dict[str, _Series]:
+    """Steps and values of each name; None is NaN."""
+    found: dict[str, list[tuple[int, float | None]]] = {}
+    for step, name, value in scalars:
+        found.setdefault(name, []).append((step, value))
+    return {
+        name: (
+            np.array([step for step, _ in found[name]], np.int64),
+            np.array([value for _, value in found[name]], np.float64),
+        )
+        for name in sorted(found, key=lambda name: (name != "loss", name))
+    }
 
 
 def _read(
@@ -257,6 +276,16 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
             """,
             values,
         ).fetchall()
+        scalars = []
+        if columns_of(connection, "scalar_values"):  # older versions' files have none
+            scalars = connection.execute(
+                """
+                SELECT s.id, v.name, v.value
+                FROM steps AS s JOIN scalar_values AS v ON v.step_id = s.id
+                WHERE s.run_id = ? ORDER BY s.id
+                """,
+                values,
+            ).fetchall()
     numbers = {key: step for key, step, *_ in steps}
     return Run(
         path=path,
@@ -266,6 +295,7 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         times=[at for _, _, at, _ in steps],
         layers=[name for _, name in layers],
         alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
+        scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
     )
 

@@ -11,11 +11,27 @@ from .._records import TRAINING
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 # PRAGMA user_version. It grows when older versions could not use the file. A new statistic does
 # not need that: its column is NULL in rows that do not have it, and others pass over it.
-VERSION = 2
+VERSION = 3
 
 ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
 _PHASE = f"TEXT NOT NULL DEFAULT '{TRAINING}'"
 SUMS: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
+
+_SCALARS = """
+-- What was logged with a step, such as its loss. NULL is NaN.
+CREATE TABLE IF NOT EXISTS scalar_values (
+    step_id  INTEGER NOT NULL REFERENCES steps,
+    name     TEXT NOT NULL,
+    value    REAL,
+    PRIMARY KEY (step_id, name)
+) WITHOUT ROWID;
+"""
+_SCALARS_VIEW = """
+-- The same for people.
+CREATE VIEW IF NOT EXISTS scalars AS
+SELECT steps.run_id AS run, steps.phase, steps.step, v.name, v.value
+FROM scalar_values AS v JOIN steps ON steps.id = v.step_id;
+"""
 
 
 def schema() -> str:
@@ -83,7 +99,9 @@ CREATE TABLE IF NOT EXISTS alerts (
 );
 CREATE INDEX IF NOT EXISTS alerts_of_step ON alerts (step_id);
 
+{_SCALARS}
 {_view()}
+{_SCALARS_VIEW}
 
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
@@ -104,6 +122,8 @@ def migration(connection: sqlite3.Connection) -> list[str]:
         for name, kind in columns.items()
         if name not in columns_of(connection, table)
     ]
+    if not columns_of(connection, "scalar_values"):
+        added += [_SCALARS, _SCALARS_VIEW]
     found = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'heads'").fetchone()
     if not added and found and _words(found[0]) == _words(_view()):
         return []

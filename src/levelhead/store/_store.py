@@ -6,7 +6,7 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +16,7 @@ from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
-from ._check import check_record, file_path, text
+from ._check import check_record, check_scalars, check_step, file_path, text
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
 from ._schema import ALERT_COLUMNS, SUMS, insert
@@ -32,6 +32,12 @@ _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
 _STEP = insert("steps", "run_id", "step", "time", "phase")
 _LAYER = insert("layers", "run_id", "name")
 _ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
+_SCALAR = insert("scalar_values", "step_id", "name", "value")
+_LATE_SCALAR = """
+INSERT OR REPLACE INTO scalar_values (step_id, name, value)
+SELECT id, :name, :value FROM steps
+WHERE run_id = :run AND step = :step AND phase = :phase ORDER BY id DESC LIMIT 1
+"""
 # Steps of inference that training came after, numbered back from -1 (or from those before them).
 _BEFORE = f"""
 UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - 1 - :last + :first
@@ -97,20 +103,21 @@ class Store(Sink):
     def __call__(self, record: StepRecord) -> None:
         """Write one step."""
         with self._lock:
-            if not self._open:
-                raise StoreError(f"the store {self.path} is closed: open a new one")
+            self._check_open()
             check_record(record)
-            try:
-                self._write(record)
-            except sqlite3.ProgrammingError:  # nothing that a disk does
-                raise
-            except sqlite3.Error as error:
-                self._outage.failed(record.step, error, advice(error))
-                self._wait(0)  # what is broken is probed, not waited for
-            else:
+            if self._try(record.step, self._write, record):
                 if self._outage.lost:
                     self._wait(_PATIENCE)
                 self._outage.worked(record.step)
+
+    def log(self, step: int, scalars: Mapping[str, float], phase: str = TRAINING) -> None:
+        """Add scalars to a step that is written; what it has under the same name is replaced."""
+        with self._lock:
+            self._check_open()
+            check_step(step)
+            check_scalars(scalars)
+            if not self._outage.lost:  # if it is, there is no step to add them to
+                self._try(step, self._write_late, int(step), scalars, text("phase", phase))
 
     def close(self) -> None:
         """Mark the end of the run. A second call does nothing."""
@@ -135,6 +142,30 @@ class Store(Sink):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<Store {str(self.path)!r}: run {self.run}, {state}>"
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"the store {self.path} is closed: open a new one")
+
+    def _try(self, step: int, write: Callable[..., None], *given: Any) -> bool:
+        """Whether it was written."""
+        try:
+            write(*given)
+        except sqlite3.ProgrammingError:  # nothing that a disk does
+            raise
+        except sqlite3.Error as error:
+            self._outage.failed(step, error, advice(error))
+            self._wait(0)  # what is broken is probed, not waited for
+            return False
+        return True
+
+    def _write_late(self, step: int, scalars: Mapping[str, float], phase: str) -> None:
+        values = (
+            {"run": self.run, "step": step, "phase": phase, "name": name, "value": float(value)}
+            for name, value in scalars.items()
+        )
+        with transaction(self._connection):
+            self._connection.executemany(_LATE_SCALAR, values)
 
     def _write(self, record: StepRecord) -> None:
         layers = dict(self._layers)
@@ -165,6 +196,7 @@ class Store(Sink):
                 for alert in record.alerts
             )
             write(_ALERT, alerts)
+            write(_SCALAR, ((step, name, float(v)) for name, v in record.scalars.items()))
         # Only now: a transaction that failed has written none of it.
         self._layers, self._thresholds = layers, thresholds
         self._inferred = record.phase == INFERENCE

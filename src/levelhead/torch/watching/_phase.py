@@ -11,6 +11,7 @@ from ..._records import Alert, StepRecord
 from ...scaling import ScaleInUse
 from ._accumulator import Accumulator, Statistics
 from ._alerts import Alerts
+from ._scalars import Scalars
 
 
 class Phase:
@@ -64,7 +65,7 @@ class Phase:
     def hear(self, layer: str, gradients: GradHealth) -> None:
         self._heard.add(layer, gradients)
 
-    def record(self, *joined: Phase) -> StepRecord:
+    def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
         health = together(*(phase._seen.merged() for phase in (self, *joined)))
         heard = together(*(phase._heard.merged() for phase in (self, *joined)))
@@ -74,22 +75,25 @@ class Phase:
             phase=self.name,
             course=self.course,
             scales={layer: each for layer, each in self._scales.items() if layer in health},
+            scalars=scalars.numbers(),
+            means=scalars.means(),
         )
 
-    def end_step(self, *joined: Phase) -> StepRecord | None:
+    def end_step(self, *joined: Phase, scalars: Scalars) -> StepRecord | None:
         """The record of the current step, if it has seen any call; another begins."""
         record = None
         if any((self, *joined)):
-            record = self.record(*joined)
+            record = self.record(*joined, scalars=scalars)
             self._health.add_all(record.health)
             self._gradients.add_all(record.gradients)
-            alerts = self._alerts.of(record)
+            alerts = self._alerts.of(record, record.means.get("loss"))
             record = replace(record, alerts=alerts, course=self.course)
             self.alerts += alerts
             first, last = self._recorded
             self._recorded = (self.step if last < first else first, self.step)
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))
         self.step += 1
+        scalars.end_step(recorded=record is not None)
         return record
 
     def forget_step(self) -> int:

@@ -22,6 +22,7 @@ from ._forwards import Hook, after_backward, doors, in_backward, without_gradien
 from ._intercept import Listener
 from ._listen import Ear
 from ._phase import Phase
+from ._scalars import Scalars
 from ._unended import Unended
 
 
@@ -44,9 +45,12 @@ class Steps:
         gradients: bool,
         thresholds: Mapping[str, float],
         hand_on: Callable[[StepRecord], None],
+        add: Callable[[Mapping[str, float]], None],
     ) -> None:
         self._model, self._every, self._thresholds = model, every, thresholds
-        self._gradients_wanted, self._hand_on = gradients, hand_on
+        self._gradients_wanted, self._hand_on, self._add = gradients, hand_on, add
+        self.scalars = Scalars()
+        self._recorded = False  # the step that ended last
         self.training = Phase(TRAINING, thresholds)
         self.inference = Phase(INFERENCE, thresholds)
         self.before_training = Phase(BEFORE_TRAINING, thresholds)
@@ -75,6 +79,7 @@ class Steps:
 
     def start(self) -> None:
         self.is_on, self.trains, self._awaited = True, False, False
+        self.scalars.restart()
         self.inference.step = max(self.inference.step, self.training.step)
         self._optimizers.clear()
         self._unended = None if self._by_hand else Unended(self._model)
@@ -113,7 +118,7 @@ class Steps:
     def open_record(self) -> StepRecord | None:
         """What is known of the step that is not over."""
         phase, *joined = self.shown[::-1]
-        return phase.record(*joined) if any(self.shown) else None
+        return phase.record(*joined, scalars=self.scalars) if any(self.shown) else None
 
     # ------------------------------------------------------------ forwards
 
@@ -124,6 +129,8 @@ class Steps:
         self._new = False
         self._ear.settle()
         self._infers = without_gradients()
+        if not (self._infers and self.trains):  # which is evaluation, and in no step
+            self._add_late(self.scalars.begin_step())
         if not self._infers:
             self._ran = True
             self._await_training()
@@ -200,8 +207,17 @@ class Steps:
         self.left_out["evaluation"] += self.inference.forget_step()
         self.before_training.take_over(self.inference)
         self.inference = Phase(INFERENCE, self._thresholds)
+        self.scalars.forget_means()
 
     # ------------------------------------------------------------ steps
+
+    def log(self, scalars: Mapping[str, Any]) -> None:
+        self._add_late(self.scalars.log(scalars))
+
+    def _add_late(self, values: Mapping[str, Any]) -> None:
+        """Hand on what was logged for a step that has ended."""
+        if values and self._recorded:
+            self._add(self.scalars.read(values))
 
     def _end_step(self) -> None:
         phase, *joined = self.shown[::-1]
@@ -210,7 +226,8 @@ class Steps:
     def _end(self, phase: Phase, *joined: Phase) -> None:
         self._over = False
         try:
-            record = phase.end_step(*joined)
+            record = phase.end_step(*joined, scalars=self.scalars)
+            self._recorded = record is not None
             if record is not None:
                 self._hand_on(record)
         finally:
@@ -261,6 +278,8 @@ class Steps:
         if evaluates and self.trains:
             self.left_out["evaluation"] += 1
             return
+        if not again:
+            self._add_late(self.scalars.begin_step())
         if not (evaluates or again):
             self._await_training()
         phase = self.inference if evaluates else self.training

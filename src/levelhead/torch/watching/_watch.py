@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("levelhead")
 _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
+_PATIENCE = 20  # recorded steps of training before it is said that nothing was logged
+_NO_LOSS = "No loss was logged: alarms are surer with watch.log(loss=loss) at every step."
 
 _NOTHING_SEEN = """\
 levelhead.torch.watch saw no attention call, so it knows nothing of this model. Check that
@@ -88,10 +90,12 @@ class watch:
         self._failed: set[int] = set()
         self._on_alert, self._thresholds = on_alert, dict(thresholds or {})
         Thresholds().changed(self._thresholds)  # says at once what is unknown
-        self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on)
+        self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on, self._add)
         self._history: list[StepRecord] = []
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
+        self._trained = 0  # recorded steps
+        self._told_off = False
 
     # ------------------------------------------------------------ what it found
 
@@ -150,7 +154,8 @@ class watch:
 
         It speaks of the last recorded step of each layer; `health` has all steps together.
         """
-        return summarise(self._run(), self.calls, self.not_understood)
+        said = summarise(self._run(), self.calls, self.not_understood)
+        return f"{said}\n{_NO_LOSS}" if self._lacks_loss() else said
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
@@ -215,23 +220,57 @@ class watch:
         """End the current step; once it was called, nothing else ends steps."""
         self._steps.end_by_hand()
 
+    def log(self, /, **scalars: Any) -> None:
+        """Keep scalars with the step: `watch.log(loss=loss)`, once per step.
+
+        Numbers, or tensors with one element on any device, which are not waited for unless the
+        step is recorded. After the step has ended and before the next forward they belong to the
+        one that ended. Of several values in a step the last counts. What is no number is told of
+        once and left out: nothing here stops the training.
+        """
+        if self._steps.is_on:
+            self._steps.log(scalars)
+        elif not self._told_off:
+            self._told_off = True
+            _log.warning("watch.log: called while the watch is off; it is left out")
+
     # ------------------------------------------------------------ where it goes
 
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
+        self._trained += record.phase == TRAINING
+        if self._trained == _PATIENCE and self._lacks_loss():
+            _log.info("%s", _NO_LOSS)
         for sink in (*self._own, *self._sinks):
-            try:
-                sink(record)
-            except Exception:  # told once; it must not stop the training
-                if id(sink) not in self._failed:
-                    _log.exception(
-                        "the sink %r failed at step %d; the watch goes on", sink, record.step
-                    )
-                self._failed.add(id(sink))
+            self._call(sink, sink, record.step, record)
         for alert in record.alerts:
             _log.log(logging.WARNING if alert.level in LOUD else logging.INFO, "%s", alert)
             if self._on_alert is not None:
                 self._on_alert(alert)
+
+    def _lacks_loss(self) -> bool:
+        return self._trained >= _PATIENCE and not self._steps.scalars.any
+
+    def _add(self, scalars: Mapping[str, float]) -> None:
+        """Add what was logged after the newest record was handed on."""
+        before = self._newest
+        assert before is not None
+        after = replace(before, scalars={**before.scalars, **scalars})
+        self._newest = after
+        if self._history and self._history[-1] is before:
+            self._history[-1] = after
+        for sink in (*self._own, *self._sinks):
+            log = getattr(sink, "log", None)
+            if callable(log):
+                self._call(sink, log, after.step, after.step, scalars, after.phase)
+
+    def _call(self, sink: Any, method: Callable[..., Any], step: int, *given: Any) -> None:
+        try:
+            method(*given)
+        except Exception:  # told once; it must not stop the training
+            if id(sink) not in self._failed:
+                _log.exception("the sink %r failed at step %d; the watch goes on", sink, step)
+            self._failed.add(id(sink))
 
     def _remember(self, record: StepRecord) -> None:
         record = replace(record)  # without what was worked out to judge it, as large again
