@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, islice, product
+from itertools import count as count_up
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ class Setting:
     optimiser: "adam", "adamw" or "sgd" (with momentum)
     rate:      the learning rate, after `warm_up` steps; "cosine" lets it fall to a tenth
     fault:     a name of FAULTS, from step `fault_at` on
+    more:      steps that are added at the end, to see whether a slow run is only slow
     shape:     further fields of `Shape`, as pairs
     """
 
@@ -44,6 +47,7 @@ class Setting:
     schedule: str = "constant"
     fault: str = ""
     fault_at: int = 0
+    more: int = 0
     shape: tuple[tuple[str, Any], ...] = ()
 
     def shaped(self, **changes: Any) -> Setting:
@@ -68,37 +72,39 @@ class Trace:
     grad_norm: Array
 
 
-def settings(task: str, count: int, seed: int = 0) -> list[Setting]:
+def settings(
+    task: str, count: int, seed: int, *, steps: int = 400, norms: Sequence[str] = ("pre", "post")
+) -> list[Setting]:
     """Trainings of a task as people run them, some of them ill: the same for the same seed.
 
     The first REFERENCES of them are sound; the others differ from them at random.
     """
     rng = np.random.default_rng([seed, *task.encode()])
-    chosen = [
-        Setting(task, seed=seed + place, rate=rate).shaped(norm=norm)
-        for place in range(REFERENCES // 4)
-        for norm in ("pre", "post")
-        for rate in (1e-3, 3e-3)
-    ]
-    while len(chosen) < count:
-        chosen.append(_at_random(rng, task, seed + len(chosen)))
-    return chosen
+    sound = [
+        Setting(task, seed=seed + place, steps=steps, rate=rate).shaped(norm=norm)
+        for place, (norm, rate) in enumerate(product(norms[:2] * 2, (1e-3, 3e-3)))
+    ][:REFERENCES]
+    others = (_at_random(rng, task, seed + 100 + place, steps, norms) for place in count_up())
+    return list(islice(chain(sound, others), count))
 
 
-def _at_random(rng: np.random.Generator, task: str, seed: int) -> Setting:
+def _at_random(
+    rng: np.random.Generator, task: str, seed: int, steps: int, norms: Sequence[str]
+) -> Setting:
     def one_of(*choices: Any, odds: Sequence[float] | None = None) -> Any:
         return choices[rng.choice(len(choices), p=odds)]
 
     setting = Setting(
         task,
         seed=seed,
+        steps=steps,
         optimiser=one_of("adam", "adamw", "sgd", odds=(0.5, 0.35, 0.15)),
         rate=float(f"{10 ** rng.uniform(-3.5, -1.8):.2g}"),
         warm_up=one_of(0, 20, 100),
         schedule=one_of("constant", "cosine"),
     )
     if setting.optimiser == "sgd":
-        setting = replace(setting, rate=30 * setting.rate)
+        setting = replace(setting, rate=float(f"{30 * setting.rate:.2g}"))
     rule = one_of("sqrt_dk", "none", "dk", "sqrt_dmodel", odds=(0.35, 0.4, 0.2, 0.05))
     setting = setting.shaped(
         rule=rule,
@@ -106,17 +112,25 @@ def _at_random(rng: np.random.Generator, task: str, seed: int) -> Setting:
         d_k=one_of(8, 16, 32, 64, 128, odds=(0.1, 0.2, 0.2, 0.25, 0.25)),
         depth=one_of(1, 2, 3),
         heads=one_of(2, 4),
-        norm=one_of("pre", "post", odds=(0.7, 0.3)),
+        norm=one_of(*norms),
         weights=one_of("linear", "unit", "small", odds=(0.4, 0.4, 0.2)),
         qk_norm=one_of(True, False, odds=(0.1, 0.9)),
         dropout=one_of(0.0, 0.1, odds=(0.8, 0.2)),
     )
-    if rng.random() < 0.3:
-        at = int(rng.integers(100, 250))
-        setting = replace(setting, fault=one_of(*FAULTS), fault_at=at)
+    if rng.random() < 0.3:  # something breaks in a run that was sound
         setting = setting.shaped(rule="sqrt_dk", factor=1.0, weights="linear")
-        setting = replace(setting, optimiser="adam", rate=one_of(1e-3, 3e-3))
+        at = int(rng.integers(steps // 4, 5 * steps // 8))
+        setting = replace(
+            setting, optimiser="adam", rate=one_of(1e-3, 3e-3), fault=one_of(*FAULTS), fault_at=at
+        )
     return setting
+
+
+def mended(setting: Setting) -> list[Setting]:
+    """The same run with what would cure its attention: the right scale, then QK-norm as well."""
+    right = setting.shaped(rule="sqrt_dk", factor=1.0)
+    cures = [right.shaped(qk_norm=True)]
+    return cures if right == setting else [right, *cures]
 
 
 class Model(nn.Module):
@@ -160,9 +174,9 @@ def train(setting: Setting, recorded: bool = True) -> Trace:
         usual = {"width": 64, "heads": 4, "d_k": 16, "weights": "linear", "causal": task.causal}
         model = Model(task, Shape(**usual | dict(setting.shape)))
         optimiser = _optimiser(model, setting)
-        every = 1 if recorded else setting.steps + 1
+        every = 1 if recorded else 1 << 30
         with watch(model, every=every, sinks=[records.append]):
-            for step in range(setting.steps):
+            for step in range(setting.steps + setting.more):
                 batch = task.draw(rng, setting.batch)
                 for group in optimiser.param_groups:
                     group["lr"] = _rate(setting, step)

@@ -118,6 +118,45 @@ def _pointer(rng: Rng, n: int, words: int = 12, many: int = 24) -> Batch:
     return Batch(np.stack([said, back], -1), found)
 
 
+def _needle(rng: Rng, n: int, words: int = 10, many: int = 24) -> Batch:
+    """One word is marked, anywhere; the last positions ask for it."""
+    said = rng.integers(words, size=(n, many))
+    marked = np.zeros((n, many), np.int64)
+    place = rng.integers(many - 4, size=n)
+    marked[np.arange(n), place] = 1
+    answers = np.full((n, many), -1)
+    answers[:, -4:] = said[np.arange(n), place][:, None]
+    return Batch(np.stack([said, marked], -1), answers)
+
+
+def _brackets(rng: Rng, n: int, kinds: int = 3, many: int = 24) -> Batch:
+    """Nested brackets; which kind closes is certain, if a position finds its partner."""
+    said = np.zeros((n, many + 1), np.int64)
+    answers = np.full((n, many), -1)
+    for row in range(n):
+        open_ones: list[int] = []
+        for at in range(many + 1):
+            if open_ones and (rng.random() < 0.5 or len(open_ones) > 5):
+                said[row, at] = kinds + open_ones.pop()
+                if at:
+                    answers[row, at - 1] = said[row, at] - kinds
+            else:
+                open_ones.append(int(rng.integers(kinds)))
+                said[row, at] = open_ones[-1]
+    closes = np.zeros_like(answers)
+    closes[answers >= 0] = 1  # a position is told that the next bracket closes
+    return Batch(np.stack([said[:, :-1], closes], -1), answers)
+
+
+def _masked(rng: Rng, n: int, words: int = 8, period: int = 6, many: int = 24) -> Batch:
+    """A motif is repeated; some words are masked, to be filled in from the other copies."""
+    motif = rng.integers(words, size=(n, period))
+    said = np.tile(motif, many // period)
+    hidden = rng.random(said.shape) < 0.25
+    hidden[:, 0] = True
+    return Batch(np.where(hidden, words, said)[..., None], np.where(hidden, said, -1))
+
+
 TASKS: dict[str, Task] = {
     "recall": Task("looking up", (16, 9), 24, 8, True, _recall),
     "copy": Task("copying", (13,), 28, 12, True, _again),
@@ -129,4 +168,10 @@ TASKS: dict[str, Task] = {
     "markov": Task("language", (6,), 32, 6, True, _markov),
     "sort": Task("sorting", (16,), 12, 16, False, _sort),
     "pointer": Task("looking up", (12, 6), 24, 12, True, _pointer),
+    "needle": Task("looking up", (10, 2), 24, 10, False, _needle),
+    "brackets": Task("language", (6, 2), 24, 3, True, _brackets),
+    "masked": Task("filling in", (9,), 24, 8, False, _masked),
 }
+
+# The verdicts were tuned without ever looking at these.
+HELD_OUT = ("needle", "brackets", "masked")
