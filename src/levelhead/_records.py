@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ._health import Evidence, Finding, GradHealth, Health, Judgement, Thresholds, judge
-from ._health.describe import place
 from ._health.findings import HEAD, LAYER
+from ._health.numbers import place
 from .scaling import ScaleInUse
 
 # What a step belongs to. Nobody knows of a step without gradients whether training will follow: it

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .findings import HEAD, Finding
 from .judge import Evidence, Judgement, judge, severity
 from .numbers import number, plain
 from .statistics import Derived, statistics_of
@@ -72,11 +73,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def place(layer: str) -> str:
-    """A layer by its name; calls that no submodule makes have none."""
-    return layer or "outside any submodule"
-
-
 def needs_attention(head: Head) -> bool:
     """Whether a person should act: a warning or worse."""
     return head["level"] in LOUD
@@ -109,14 +105,18 @@ def at_steps(steps: Iterable[int]) -> str:
     return f"At step {last:,}" if first == last else f"At steps {first:,} to {last:,}"
 
 
-def headline(heads: Sequence[Head], when: str = "") -> str:
+def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] = ()) -> str:
     """The one sentence that a hurried reader takes along.
 
-    when: what the sentence begins with, such as "At step 20"
+    when:     what the sentence begins with, such as "At step 20"
+    findings: of the model and its layers; a loud one is what is said first
     """
     ill = [head for head in heads if needs_attention(head)]
     short = sum(head["verdict"] == SHORT for head in heads)
-    if ill:
+    wide = [finding for finding in findings if finding.scope != HEAD]
+    if loud := [finding for finding in wide if finding.is_loud]:
+        said = f"{loud[0].name}: {loud[0].reason}."
+    elif ill:
         verb = "needs" if len(ill) == 1 else "need"
         said = f"{len(ill)} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
     elif short == len(heads):
@@ -128,6 +128,8 @@ def headline(heads: Sequence[Head], when: str = "") -> str:
         )
     else:
         said = f"no problems found in {plural(len(heads), 'head')}."
+    if not (loud or ill):
+        said += "".join(f" {each.reason[0].upper()}{each.reason[1:]}." for each in wide)
     return f"{when}: {said}" if when else said[0].upper() + said[1:]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from .numbers import number
+from .numbers import number, place, plain
 from .verdicts import LEVELS, LOUD
 
 HEAD, LAYER, MODEL = SCOPES = ("head", "layer", "model")
@@ -95,22 +97,29 @@ class Finding:
     @property
     def where(self) -> str:
         """Its place, in words."""
-        layer = self.layer or "outside any submodule"
         if self.scope == MODEL:
             return "the model"
+        layer = place(self.layer)
         return layer if self.scope == LAYER else f"{layer}, head {self.head}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        plain["evidence"] = [
-            {"name": fact.name, "value": fact.value, "low": fact.low, "high": fact.high}
-            for fact in self.evidence
-        ]
-        return plain
+        """The same for JSON; `from_dict` takes it back."""
+        found: dict[str, Any] = plain(asdict(self))
+        return found
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Finding:
+        """As `to_dict` gave it; what this version does not know is left out."""
+        known = {each.name for each in fields(cls)}
+        facts = (
+            Fact(**{**fact, "value": math.nan if fact["value"] is None else fact["value"]})
+            for fact in found.get("evidence", ())
+        )
+        kept = {name: value for name, value in found.items() if name in known}
+        return cls(**kept | {"evidence": tuple(facts)})
 
 
-def worst_first(findings: list[Finding]) -> list[Finding]:
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """By level; those of the model before those of layers and heads."""
     return sorted(
         findings, key=lambda each: (LEVELS.index(each.level), SCOPES[::-1].index(each.scope))

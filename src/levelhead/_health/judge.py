@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import numbers
 from .findings import HEAD, LAYER, MODEL, Fact, Finding, worst_first
-from .numbers import Spoken
+from .numbers import Spoken, number
 from .statistics import Floats, statistics_of
 from .verdicts import (
     HEALTHY,
     LEVELS,
     MODEL_VERDICTS,
     PATTERNS,
+    SHARP,
     SHORT,
     SPREAD,
     VERDICTS,
@@ -86,7 +88,37 @@ def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
             at = place.start + verdict.head
             if verdict.verdict not in (HEALTHY, SHORT) and at not in heads.told:
                 found.append(heads.finding(layer, verdict))
-    return worst_first([*found, *_choosing_nothing(heads)])
+    return worst_first([*found, *_choosing_nothing(heads), *_scales(heads)])
+
+
+def _scales(heads: Heads) -> list[Finding]:
+    """The scale rule in use, where it is not the usual one; a warning where it does harm."""
+    used: dict[ScaleInUse, list[str]] = {}
+    for layer, scale in heads.evidence.scales.items():
+        used.setdefault(scale, []).append(layer)
+    sharp = any(finding.name in SHARP for finding in heads.evidence.course or ())
+    found = []
+    for scale, layers in used.items():
+        if scale.rule in ("sqrt_dk", "unknown"):
+            continue
+        hurts = sharp and scale.factor > heads.at.scale_off
+        where = "every layer" if len(used) == 1 else ", ".join(map(numbers.place, layers[:4]))
+        more = "" if len(used) == 1 or len(layers) <= 4 else f" and {len(layers) - 4} more"
+        found.append(
+            Finding(
+                scope=MODEL if len(used) == 1 else LAYER,
+                name="scale",
+                level="warning" if hurts else "info",
+                reason=f"{where}{more} scales by {scale.words}, {number(scale.factor, '.3g')} "
+                f"times 1/√d_k; " + ("most heads are sharp" if hurts else "no harm is seen"),
+                hint="multiply the scores by 1/√d_k",
+                evidence=(Fact("scale, in units of 1/√d_k", scale.factor, form=".3g"),),
+                layer=layers[0],
+                heads=sum(heads.places[layer].stop - heads.places[layer].start for layer in layers),
+                explained=explained("scale"),
+            )
+        )
+    return found
 
 
 def _choosing_nothing(heads: Heads) -> list[Finding]:
@@ -225,7 +257,7 @@ class Heads:
         for layer, part in evidence.health.items():
             self.places[layer] = slice(self.count, self.count + part.shape[-1])
             self.count += part.shape[-1]
-        self._evidence = evidence
+        self.evidence = evidence
         self._values: dict[str, Floats] = {}
         self._held: dict[str, Indices] = {}
 
@@ -261,14 +293,14 @@ class Heads:
         """What the course of things says of single heads, by their place."""
         return {
             self.places[finding.layer].start + finding.head: finding
-            for finding in self._evidence.course or ()
+            for finding in self.evidence.course or ()
             if finding.scope == HEAD and finding.layer in self.places and finding.head is not None
         }
 
     @cached_property
     def unharmed(self) -> Flags:
         """Which heads may be sharp: all is well with the training, or with all but other layers."""
-        course = self._evidence.course
+        course = self.evidence.course
         fine = np.full(self.count, course is not None)
         for finding in course or ():
             if finding.scope == MODEL:
@@ -384,13 +416,13 @@ class Heads:
 
     @cached_property
     def _health(self) -> PerHead:
-        parts = [part.over_batch() for part in self._evidence.health.values()]
+        parts = [part.over_batch() for part in self.evidence.health.values()]
         return type(parts[0])(np.concatenate([part.sums for part in parts]))
 
     @cached_property
     def _gradients(self) -> PerHead | None:
         """NaN for layers whose backward did not run."""
-        parts = {layer: part.over_batch() for layer, part in self._evidence.gradients.items()}
+        parts = {layer: part.over_batch() for layer, part in self.evidence.gradients.items()}
         if not parts:
             return None
         kind = type(next(iter(parts.values())))

@@ -66,6 +66,7 @@ class Thresholds:
     most_heads: float = _from(0.5, _STUDY)
     learned: float = _from(0.45, _STUDY)
     lost: float = _from(0.2, _STUDY)
+    scale_off: float = _from(1.5, "ours: no rule but a missing scale is that far above 1/√d_k")
     patience: float = _from(10, _STUDY)
     forecast: float = _from(100, _STUDY)
 
@@ -299,6 +300,8 @@ def explained(verdict: str) -> str:
     """Where a verdict is explained."""
     return f"docs/verdicts.md#{verdict}"
 
+
+SHARP = ("saturated", "collapsing")  # those that say that heads are sharp and should not be
 
 MODEL_VERDICTS: dict[str, ModelVerdict] = {
     "saturated": ModelVerdict(

@@ -1,4 +1,4 @@
-"""How trainings ended, and what raised an alarm on the way: by outcome, by intervention, by rule."""
+"""How trainings ended, by outcome and intervention, and what raised an alarm on the way."""
 
 from __future__ import annotations
 

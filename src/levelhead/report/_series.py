@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from .._health import Evidence, GradHealth, Health, Thresholds, judge
+from .._health import Evidence, Finding, GradHealth, Health, Thresholds, judge
 from .._health.describe import plural
+from .._health.findings import MODEL
 from .._health.numbers import plain
 from .._health.verdicts import MARKS, VERDICTS
 
@@ -44,6 +46,7 @@ def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]], list[dict[s
             _merged(health, group, len(shown)),
             _merged(gradients, group, len(shown)),
             run.thresholds,
+            [_of_layer(layer, run.course_at(step)) for step in shown],
         )
         for layer, (health, gradients) in records.items()
     }
@@ -74,15 +77,28 @@ def _scalar(
     return {"name": name, "label": label, "values": plain(means.tolist(), _DIGITS)}
 
 
+Course = tuple[Finding, ...] | None
+
+
+def _of_layer(layer: str, course: Course) -> Course:
+    """What of the course concerns a layer."""
+    if course is None:
+        return None
+    return tuple(each for each in course if each.scope == MODEL or each.layer == layer)
+
+
 def _lines(
-    health: list[Health | None], gradients: list[GradHealth | None], thresholds: Thresholds
+    health: list[Health | None],
+    gradients: list[GradHealth | None],
+    thresholds: Thresholds,
+    courses: list[Course],
 ) -> dict[str, Any]:
     """Statistic → head → value at each point; and per head a letter and a mark at each point."""
     heads = next((part.shape[-1] for part in reversed(health) if part is not None), 0)
     series = _values(health, Health.FIELDS, heads)
     if any(part is not None for part in gradients):
         series |= _values(gradients, GradHealth.FIELDS, heads)
-    return {"series": series, **_verdicts(health, gradients, thresholds, heads)}
+    return {"series": series, **_verdicts(health, gradients, thresholds, courses, heads)}
 
 
 def _values(
@@ -102,20 +118,26 @@ def _verdicts(
     health: list[Health | None],
     gradients: list[GradHealth | None],
     thresholds: Thresholds,
+    courses: list[Course],
     heads: int,
 ) -> dict[str, list[str]]:
     """The verdict's letter and the level's mark; a blank where the layer took no part."""
-    # Points instead of layers: all of them are judged at once.
-    points = Evidence(
-        {str(place): part for place, part in enumerate(health) if part is not None},
-        {str(place): part for place, part in enumerate(gradients) if part is not None},
-    )
     letters = [[" "] * len(health) for _ in range(heads)]
     marks = [[" "] * len(health) for _ in range(heads)]
-    for point, said in judge(points, thresholds).items():
-        place = int(point)
-        for head, (name, level) in enumerate(zip(said.names, said.levels, strict=True)):
-            letters[head][place], marks[head][place] = VERDICTS[name].letter, MARKS[level]
+    for course in dict.fromkeys(courses):
+        # Points instead of layers: all that have one course are judged at once.
+        places = [place for place, each in enumerate(courses) if each == course]
+        points = Evidence(
+            {str(place): part for place in places if (part := health[place]) is not None},
+            {str(place): part for place in places if (part := gradients[place]) is not None},
+            None
+            if course is None
+            else tuple(replace(each, layer=str(place)) for each in course for place in places),
+        )
+        for point, said in judge(points, thresholds).items() if points.health else ():
+            place = int(point)
+            for head, (name, level) in enumerate(zip(said.names, said.levels, strict=True)):
+                letters[head][place], marks[head][place] = VERDICTS[name].letter, MARKS[level]
     return {
         "verdicts": ["".join(line) for line in letters],
         "levels": ["".join(line) for line in marks],

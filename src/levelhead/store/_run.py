@@ -15,10 +15,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._health import Evidence, Floats, GradHealth, Health, PerHead, Thresholds
+from .._health import (
+    Evidence,
+    Finding,
+    Floats,
+    GradHealth,
+    Health,
+    PerHead,
+    Thresholds,
+    findings,
+)
 from .._health.describe import plural
 from .._hints import did_you_mean, shown
 from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
+from ..scaling import ScaleInUse
 from ._check import file_path
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS, SUMS, columns_of
@@ -39,6 +49,8 @@ class Run:
     alerts: the heads that turned worse
     thresholds: those that its heads were judged with
     scalars: what was logged, by name, the loss first: its steps, and its values
+    courses: (step, what the course of the run said from there on), where it changed
+    scales: per layer the scale rule in use
 
     The statistics of a run in a file are read when they are asked for.
     """
@@ -58,6 +70,8 @@ class Run:
     scalars: Mapping[str, _Series]
     _source: Callable[[str, type[PerHead]], _Series]
     path: Path | None = None
+    courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
+    scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
 
     @classmethod
@@ -97,6 +111,8 @@ class Run:
                 (record.step, *scalar) for record in records for scalar in record.scalars.items()
             ),
             _source=source,
+            courses=[(each.step, each.course) for each in records if each.course is not None],
+            scales={name: each for record in records for name, each in record.scales.items()},
         )
 
     def health(self, layer: str) -> list[tuple[int, Health]]:
@@ -138,8 +154,19 @@ class Run:
             for at, last in self.gradients(layer)[-1:]
             if at == step
         }
-        now = Evidence({layer: part for layer, (_, part) in health.items()}, gradients)
-        return now, [step for step, _ in health.values()]
+        steps = [step for step, _ in health.values()]
+        course = self.course_at(max(steps, default=0))
+        now = {layer: part for layer, (_, part) in health.items()}
+        return Evidence(now, gradients, course, self.scales), steps
+
+    def course_at(self, step: int) -> tuple[Finding, ...] | None:
+        """What the course of the run said at a step; None if that is not known."""
+        known = [course for at, course in self.courses if at <= step]
+        return known[-1] if known else None
+
+    def findings(self) -> list[Finding]:
+        """What there is to say of the run as it was last, the worst first."""
+        return findings(self.latest()[0], self.thresholds)
 
     def __repr__(self) -> str:
         name = f"run {self.id} {self.name!r} in {str(self.path)!r}" if self.path else "a run"
@@ -246,15 +273,18 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         values = (found["id"],)
         # The first version's files have no phases.
         phases = "phase" if "phase" in columns_of(connection, "steps") else f"'{TRAINING}'"
+        courses = "course" if "course" in columns_of(connection, "steps") else "NULL"
         steps = connection.execute(
-            f"SELECT id, step, time, {phases} FROM steps WHERE run_id = ? ORDER BY id", values
+            f"SELECT id, step, time, {courses}, {phases} FROM steps WHERE run_id = ? ORDER BY id",
+            values,
         ).fetchall()
         there = {each for *_, each in steps}
         if phase is None:
             phase = INFERENCE if there and TRAINING not in there else TRAINING
         steps = [step for step in steps if step[-1] == phase]
+        scale = "scale" if "scale" in columns_of(connection, "layers") else "NULL"
         layers = connection.execute(
-            "SELECT id, name FROM layers WHERE run_id = ? ORDER BY id", values
+            f"SELECT id, name, {scale} FROM layers WHERE run_id = ? ORDER BY id", values
         ).fetchall()
         if there - {phase}:
             took_part = f"""
@@ -262,13 +292,15 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
                 WHERE run_id = ? AND layer_id = ? AND {phases} = ? LIMIT 1
                 """
             layers = [
-                (layer, name)
-                for layer, name in layers
+                (layer, name, scale)
+                for layer, name, scale in layers
                 if connection.execute(took_part, (*values, layer, phase)).fetchone()
             ]
+        there = columns_of(connection, "alerts")
+        told = ", ".join(f"a.{name}" if name in there else "NULL" for name in ALERT_COLUMNS)
         alerts = connection.execute(
             f"""
-            SELECT s.id, s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
+            SELECT s.id, s.step, l.name, {told}
             FROM alerts AS a
             JOIN steps AS s ON s.id = a.step_id
             JOIN layers AS l ON l.id = a.layer_id
@@ -292,11 +324,17 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         **found,
         phase=phase,
         steps=list(numbers.values()),
-        times=[at for _, _, at, _ in steps],
-        layers=[name for _, name in layers],
+        times=[at for _, _, at, _, _ in steps],
+        layers=[name for _, name, _ in layers],
         alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
         scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
+        courses=[
+            (step, tuple(map(Finding.from_dict, json.loads(course))))
+            for _, step, _, course, _ in steps
+            if course is not None
+        ],
+        scales={name: ScaleInUse(*json.loads(used)) for _, name, used in layers if used},
     )
 
 
@@ -320,7 +358,8 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
 def _alert(phase: str, step: int, layer: str, *values: Any) -> Alert:
     fields = dict(zip(ALERT_COLUMNS, values, strict=True))
     fields["value"] = math.nan if fields["value"] is None else fields["value"]
-    return Alert(step=step, layer=layer, phase=phase, **fields)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Alert(step=step, layer=layer, phase=phase, **given)
 
 
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:

@@ -13,7 +13,10 @@ APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 # not need that: its column is NULL in rows that do not have it, and others pass over it.
 VERSION = 3
 
-ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
+ALERT_COLUMNS = (
+    *("head", "verdict", "level", "previous", "value", "reason", "hint"),
+    *("scope", "heads", "since"),
+)
 _PHASE = f"TEXT NOT NULL DEFAULT '{TRAINING}'"
 SUMS: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
 
@@ -53,7 +56,9 @@ CREATE TABLE IF NOT EXISTS steps (
     run_id   INTEGER NOT NULL REFERENCES runs,
     step     INTEGER NOT NULL,     -- from 0 in training; below 0 before it
     time     REAL NOT NULL,
-    phase    {_PHASE}  -- or 'inference', or 'before training'
+    phase    {_PHASE},  -- or 'inference', or 'before training'
+    course   TEXT                  -- what the course of the run says from here on, a JSON list of
+                                   -- findings; NULL: the same as at the step before
 );
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run_id);
 
@@ -61,6 +66,7 @@ CREATE TABLE IF NOT EXISTS layers (
     id       INTEGER PRIMARY KEY,  -- in order of first sight
     run_id   INTEGER NOT NULL REFERENCES runs,
     name     TEXT NOT NULL,        -- dotted module name; '' is outside any module
+    scale    TEXT,                 -- the scale rule in use, a JSON list: rule, scale, d_k, d_model
     UNIQUE (run_id, name)
 );
 
@@ -95,7 +101,10 @@ CREATE TABLE IF NOT EXISTS alerts (
     previous  TEXT NOT NULL,
     value     REAL,
     reason    TEXT NOT NULL,
-    hint      TEXT NOT NULL
+    hint      TEXT NOT NULL,
+    scope     TEXT,                 -- 'head', 'layer' or 'model'; layer and head are the worst one
+    heads     INTEGER,              -- how many are concerned
+    since     INTEGER               -- the first step at which it was so
 );
 CREATE INDEX IF NOT EXISTS alerts_of_step ON alerts (step_id);
 
@@ -113,9 +122,12 @@ def migration(connection: sqlite3.Connection) -> list[str]:
 
     Rows stay as they are: a number that is new is NULL in them, which reads as NaN, not known.
     """
-    wanted = {"runs": {"thresholds": "TEXT"}, "steps": {"phase": _PHASE}} | {
-        table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()
-    }
+    wanted = {
+        "runs": {"thresholds": "TEXT"},
+        "steps": {"phase": _PHASE, "course": "TEXT"},
+        "layers": {"scale": "TEXT"},
+        "alerts": {"scope": "TEXT", "heads": "INTEGER", "since": "INTEGER"},
+    } | {table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()}
     added = [
         f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
         for table, columns in wanted.items()

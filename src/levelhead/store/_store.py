@@ -29,8 +29,8 @@ INSERT INTO runs (name, model, meta, version, started)
 VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
 """
 _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
-_STEP = insert("steps", "run_id", "step", "time", "phase")
-_LAYER = insert("layers", "run_id", "name")
+_STEP = insert("steps", "run_id", "step", "time", "phase", "course")
+_LAYER = insert("layers", "run_id", "name", "scale")
 _ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
 _SCALAR = insert("scalar_values", "step_id", "name", "value")
 _LATE_SCALAR = """
@@ -45,6 +45,16 @@ WHERE run_id = :run AND phase = '{INFERENCE}'
 """
 _LAST = f"SELECT max(step) FROM steps WHERE run_id = ? AND phase = '{INFERENCE}'"
 _FIRST = "SELECT min(0, min(step)) FROM steps WHERE run_id = ?"
+
+
+# What makes one course another: which findings there are and how bad, not their numbers.
+Kinds = tuple[str, frozenset[tuple[Any, ...]]]
+
+
+def _kinds(record: StepRecord) -> Kinds | None:
+    if record.course is None:
+        return None
+    return record.phase, frozenset((*each.key, each.level) for each in record.course)
 
 
 class Store(Sink):
@@ -94,6 +104,7 @@ class Store(Sink):
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
         self._thresholds = ""  # as written
+        self._course: Kinds | None = None
         self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
@@ -177,10 +188,14 @@ class Store(Sink):
             if self._inferred and record.phase == TRAINING:
                 self._mark_as_before_training()
             when = (int(record.step), float(record.time), record.phase)
-            step = self._insert(_STEP, (self.run, *when))
+            kinds, course = _kinds(record), None
+            if record.course is not None and kinds != self._course:
+                course = json.dumps([finding.to_dict() for finding in record.course])
+            step = self._insert(_STEP, (self.run, *when, course))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
-                    layers[name] = self._insert(_LAYER, (self.run, name))
+                    scale = json.dumps(record.scales[name]) if name in record.scales else None
+                    layers[name] = self._insert(_LAYER, (self.run, name, scale))
             verdicts = {layer: _verdicts(judged) for layer, judged in record.judged.items()}
             heads = (
                 (step, layers[name], head, *verdicts[name][head], *sums)
@@ -198,7 +213,7 @@ class Store(Sink):
             write(_ALERT, alerts)
             write(_SCALAR, ((step, name, float(v)) for name, v in record.scalars.items()))
         # Only now: a transaction that failed has written none of it.
-        self._layers, self._thresholds = layers, thresholds
+        self._layers, self._thresholds, self._course = layers, thresholds, kinds
         self._inferred = record.phase == INFERENCE
 
     def _mark_as_before_training(self) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._health import Thresholds
 from .._experiment import Runs
-from .._figures import Array, Figures, stack, table
+from .._figures import Array, Figures, table
 from .._plot import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Spec, axis, guide, line, picture
 from .._tasks import HELD_OUT
 
@@ -329,8 +329,9 @@ def verdict(runs: Runs) -> tuple[str, str]:
         bool(found["held_lead"] >= LEAD),
     )
     why = (
-        f"on held-out tasks and architecture {found['held_false_rate']:.1%} of {found['held_well']} "
-        f"runs that ended well raised an alarm (at most {FALSE:.0%} was asked for), "
+        f"on held-out tasks and architecture {found['held_false_rate']:.1%} of "
+        f"{found['held_well']} runs that ended well raised an alarm (at most {FALSE:.0%} was "
+        f"asked for), "
         f"{found['held_recall']:.0%} of {found['held_sick']} runs that attention made fail did (at "
         f"least {RECALL:.0%}), half of them {found['held_lead']:.0f} steps or more before the loss "
         f"left the healthy path (at least {LEAD})."

@@ -48,14 +48,15 @@
   // ------------------------------------------------------------ alerts
 
   function drawAlerts() {
-    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alerts: no head turned worse");
+    fill("findings", data.findings.map((finding) => el("li", {}, HeadMap.mark(finding.mark), el("p", {}, finding.text))));
+    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alerts");
     const left = data.alerts_left_out;
-    fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.verdict), el("div", {},
+    fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.mark), el("div", {},
       el("button", { class: "link", type: "button", onclick: () => {
         show({ layer: alert.layer, head: alert.head });
         document.getElementById("chart-title").scrollIntoView();
-      } }, `Step ${number(alert.step)}: ${layers[alert.layer].short}, head ${alert.head} ${alert.verdict} (${alert.level})`),
-      el("p", {}, `was ${alert.previous}; ${alert.reason}.`), el("p", { class: "soft" }, `→ ${alert.hint}`)))),
+      } }, `Step ${number(alert.step)}: ${alert.scope === "model" ? "the model" : `${layers[alert.layer].short}, head ${alert.head}`} ${alert.verdict} (${alert.level})`),
+      el("p", {}, `${alert.reason}.`), alert.hint ? el("p", { class: "soft" }, `→ ${alert.hint}`) : null))),
     left ? el("li", {}, `and ${left} older ones`) : null);
   }
 

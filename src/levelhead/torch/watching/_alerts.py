@@ -41,7 +41,7 @@ class Alerts:
         return self._history.findings
 
     def of(self, record: StepRecord, loss: float | None = None) -> tuple[Alert, ...]:
-        """Alerts of one recorded step, the worst first; all heads with one verdict are one alert."""
+        """Alerts of one recorded step, the worst first; heads with one verdict make one alert."""
         evidence = Evidence(record.health, record.gradients, (), record.scales)
         self._history.observe(record.step, Heads(evidence, self._thresholds), loss)
         kinds: dict[str, list[Finding]] = {}

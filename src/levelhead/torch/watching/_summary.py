@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..._health import GradHealth, judge
+from ..._health import GradHealth, findings, judge
 from ..._health.describe import (
     Head,
     at_steps,
@@ -14,11 +14,11 @@ from ..._health.describe import (
     headline,
     in_words,
     needs_attention,
-    place,
     plural,
 )
+from ..._health.findings import HEAD
 from ..._health.judge import severity
-from ..._health.numbers import number
+from ..._health.numbers import number, place
 from ..._health.verdicts import MARKS, SHORT
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
     for layer, many in layers.items():
         marks = "".join(" " if h["verdict"] == SHORT else MARKS[h["level"]] for h in many)
         lines.append(f"  {place(layer):<{width}}  {marks}  {_worst(many)}")
-    lines.append(headline([head for _, head in heads], at_steps(steps)))
+    found = findings(latest, run.thresholds)
+    lines.append(headline([head for _, head in heads], at_steps(steps), found))
+    lines += [str(finding) for finding in found if finding.scope != HEAD and finding.is_loud]
     ill = [entry for entry in heads if needs_attention(entry[1])]
     for hint, alike in groupby(ill[:_WORST], key=lambda entry: entry[1]["hint"]):
         lines += [in_words(f"{place(layer)}, head {head['head']}", head) for layer, head in alike]
