@@ -37,8 +37,8 @@ class Verdict(NamedTuple):
     benign: str = ""
 
 
-def _from(value: float, source: str) -> Any:
-    return field(default=value, metadata={"source": source})
+def _from(value: float, meaning: str, source: str) -> Any:
+    return field(default=value, metadata={"meaning": meaning, "source": source})
 
 
 _STUDY = "the study, docs/verdicts.md"
@@ -48,27 +48,69 @@ _STUDY = "the study, docs/verdicts.md"
 class Thresholds:
     """Where each verdict begins. `health.verdicts(sink=0.5)` changes one of them."""
 
-    large: float = _from(100.0, "QK-clip caps scores there, arXiv 2507.20534")
-    exploding: float = _from(1_000.0, "the loss is worse near 1e3, arXiv 2309.14322")
-    exploding_critical: float = _from(10_000.0, "every run past 1e4 diverged, arXiv 2309.14322")
-    saturated: float = _from(0.5, "ours: such a row passes 4 % of the gradient at most, see below")
-    collapsed: float = _from(0.05, "entropy collapse precedes divergence, arXiv 2303.06296")
-    uniform_entropy: float = _from(0.99, "ours: within 1 % of uniform")
-    uniform_score_std: float = _from(0.15, "ours: too flat for a larger scale to be the cure")
-    pattern: float = _from(0.5, "ours: over half of the weight has one explanation")
-    sink: float = _from(0.3, "attention sinks are benign, arXiv 2410.10781")
-    sharp_entropy: float = _from(0.3, "ours: an observation, not an illness")
-    sharp_keys: float = _from(4.0, "ours: an observation, not an illness")
-    min_keys: float = _from(8, "ours: with fewer keys, entropy and saturation say little")
+    large: float = _from(100.0, "a large |score|", "QK-clip caps scores there, arXiv 2507.20534")
+    exploding: float = _from(
+        1_000.0, "an exploding |score|", "the loss is worse near 1e3, arXiv 2309.14322"
+    )
+    exploding_critical: float = _from(
+        10_000.0, "the same, critical", "every run past 1e4 diverged, arXiv 2309.14322"
+    )
+    saturated: float = _from(
+        0.5,
+        "share of saturated rows of a saturated head",
+        "ours: such a row passes 4 % of the gradient at most, docs/health.md",
+    )
+    collapsed: float = _from(
+        0.05,
+        "entropy ratio of a collapsed head",
+        "entropy collapse precedes divergence, arXiv 2303.06296",
+    )
+    uniform_entropy: float = _from(
+        0.99, "entropy ratio of a uniform head", "ours: within 1 % of uniform"
+    )
+    uniform_score_std: float = _from(
+        0.15,
+        "standard deviation of a uniform head's scores",
+        "ours: too flat for a larger scale to be the cure",
+    )
+    pattern: float = _from(
+        0.5,
+        "weight that makes a pattern",
+        "ours: over half of the weight has one explanation",
+    )
+    sink: float = _from(
+        0.3, "weight on the first key of a sink", "attention sinks are benign, arXiv 2410.10781"
+    )
+    sharp_entropy: float = _from(
+        0.3, "entropy ratio of a sharp head", "ours: an observation, not an illness"
+    )
+    sharp_keys: float = _from(
+        4.0, "effective keys of a sharp head", "ours: an observation, not an illness"
+    )
+    min_keys: float = _from(
+        8,
+        "keys that some row must see",
+        "ours: with fewer keys, entropy and saturation say little",
+    )
     # Over time, and of many heads at once.
-    sharp_typical: float = _from(0.25, _STUDY)
-    saturated_typical: float = _from(0.15, _STUDY)
-    most_heads: float = _from(0.5, _STUDY)
-    learned: float = _from(0.45, _STUDY)
-    lost: float = _from(0.2, _STUDY)
-    scale_off: float = _from(1.5, "ours: no rule but a missing scale is that far above 1/√d_k")
-    patience: float = _from(10, _STUDY)
-    forecast: float = _from(100, _STUDY)
+    sharp_typical: float = _from(
+        0.25, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
+    )
+    saturated_typical: float = _from(0.15, "share of saturated rows from which it does", _STUDY)
+    most_heads: float = _from(0.5, "share of the heads that is most of them", _STUDY)
+    learned: float = _from(
+        0.45, "share of the first loss that must be gone before heads may be sharp", _STUDY
+    )
+    lost: float = _from(0.2, "share of what the loss had gained that may be lost again", _STUDY)
+    scale_off: float = _from(
+        1.5,
+        "times 1/√d_k from which a scale is too large",
+        "ours: rules that people use are below it, no scale at all is above it from d_k = 3 on",
+    )
+    patience: float = _from(10, "steps that something must last before it is told", _STUDY)
+    forecast: float = _from(
+        100, "steps ahead within which a head on course to explode is told", _STUDY
+    )
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:
         """A copy with some thresholds changed."""
