@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _STEPS = 10.0  # the loss is averaged over about so many
 _LATELY = 40.0  # steps, for what was so before
+_FALLING = 0.08  # of the first loss: a difference that is no noise
 _TREND_STEPS, _TREND_RECORDS = 40.0, 6.0  # a trend is taken over so many, whichever is longer
 
 
@@ -59,9 +60,14 @@ class Loss:
         return (self.start - self.now) / max(abs(self.start), 1e-12)
 
     @property
+    def most_learned(self) -> float:
+        """The same at its best: what was learned once may come back."""
+        return (self.start - self.best) / max(abs(self.start), 1e-12)
+
+    @property
     def is_falling(self) -> bool:
         """Whether it is clearly lower than it was lately."""
-        return self.lately - self.now > 0.02 * abs(self.start)
+        return self.lately - self.now > _FALLING * abs(self.start)
 
     @property
     def lost(self) -> float:
@@ -175,7 +181,44 @@ class History:
             if many.sum() < needed * among.sum() or (layer and len(among) < 2):
                 continue
             found += self._sharp(heads, layer, place, among, many, typical < lately / 2)
-        return found[:1]  # a layer is told only where the model is not
+        return found[:1] or self._flat(heads, judged)  # a layer only where the model is not
+
+    def _flat(self, heads: Heads, judged: Floats) -> list[Finding]:
+        """Heads that choose nothing, while the scale is too small and the loss stands still."""
+        at, loss = self.at, self.loss
+        factors = [scale.factor for scale in heads.evidence.scales.values()]
+        if not loss.is_known or loss.learned >= at.learned or loss.is_falling:
+            return []
+        if not factors or not np.median(factors) < at.scale_small:
+            return []
+        entropy = heads.values("entropy_ratio")
+        flat = judged & (entropy > at.flat_typical)
+        if flat.sum() < at.most_heads * judged.sum():
+            return []
+        rule = MODEL_VERDICTS["flat"]
+        why = (
+            f"give every key nearly the same, the loss stands still, and the scale is "
+            f"{np.median(factors):.2g} of 1/√d_k"
+        )
+        where, head = heads.name_of(int(np.argmax(np.where(flat, entropy, -1.0))))
+        return [
+            Finding(
+                scope=MODEL,
+                name="flat",
+                level=rule.level,
+                reason=rule.reason.format(many=int(flat.sum()), heads=int(judged.sum()), why=why),
+                hint="use 1/√d_k, or raise the learning rate of q and k",
+                evidence=(
+                    Fact("flat heads", float(flat.sum() / judged.sum()), high=at.most_heads),
+                    Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"),
+                    Fact("scale, in units of 1/√d_k", float(np.median(factors)), form=".2g"),
+                ),
+                layer=where,
+                head=head,
+                heads=int(flat.sum()),
+                explained=explained("flat"),
+            )
+        ]
 
     def _sharp(
         self, heads: Heads, layer: str, place: slice, among: Floats, many: Floats, is_new: bool
@@ -210,7 +253,7 @@ class History:
         elif is_new and loss.learned < at.learned and not loss.is_falling:
             name = "collapsing"
             why = "the loss stands still"
-        elif loss.learned < at.learned:
+        elif loss.most_learned < at.learned and not loss.is_falling:
             name = "saturated"
             why = f"the loss has fallen by {max(loss.learned, 0.0):.0%} only"
             facts.append(Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"))
@@ -288,6 +331,8 @@ class History:
             patience = self.at.patience
             if finding.name == "collapsing":
                 patience = 0.25 * patience
+            elif finding.name == "flat":
+                patience = self.at.flat_patience
             urgent = finding.scope == HEAD and not finding.forecast
             held.is_raised = held.is_raised or urgent or step - held.since >= patience
         for key, held in list(self._held.items()):

@@ -14,8 +14,10 @@ import numpy as np
 from .._health import Evidence, GradHealth, Health, History, Thresholds
 from .._health.judge import Heads
 from .._health.verdicts import LOUD
+from ..scaling import ScaleInUse, in_use, scale_rule
 from ._figures import Array
-from ._sweep import REFERENCES, Setting, Trace, mended
+from ._sweep import REFERENCES, USUAL, Setting, Trace, mended
+from ._transformer import Shape
 
 WINDOW = 20  # steps over which a loss is averaged
 HEALTHY, FAILED = 0.05, 0.2  # behind the healthy path, as a share of what it gains
@@ -41,6 +43,14 @@ def keep(trace: Trace) -> dict[str, Any]:
         "sums": packed(trace.sums),
         "grad_sums": packed(trace.grad_sums),
     }
+
+
+def scale_of(setting: Setting) -> ScaleInUse:
+    """The scale of a run's layers."""
+    shape = Shape(**USUAL | dict(setting.shape))
+    d_model = shape.heads * shape.d_k
+    scale = shape.factor * scale_rule(shape.rule)(shape.d_k, d_model)
+    return in_use(scale, shape.d_k, d_model)
 
 
 def moments(kept: Kept, every: int) -> Iterator[tuple[int, Evidence, float]]:
@@ -138,11 +148,15 @@ Alarm = tuple[int | None, str]
 NO_ALARM: Alarm = (None, "")
 
 
-def by_course(kept: Kept, every: int, thresholds: Thresholds | None = None) -> Alarm:
+def by_course(
+    kept: Kept, scale: ScaleInUse, every: int, thresholds: Thresholds | None = None
+) -> Alarm:
     """The first alarm of the judge, as a watch raises it, and its name."""
     at = thresholds or Thresholds()
     history = History(at)
-    for step, evidence, loss in moments(kept, every):
+    scales = {layer: scale for layer, _ in kept["layers"]}
+    for step, seen, loss in moments(kept, every):
+        evidence = replace(seen, scales=scales)
         history.observe(step, Heads(evidence, at), loss)
         loud = [finding for finding in history.findings if finding.level in LOUD]
         if loud:

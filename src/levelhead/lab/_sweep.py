@@ -22,6 +22,7 @@ from ._threads import one_thread
 from ._train import no_alerts
 from ._transformer import Block, Shape
 
+USUAL: dict[str, Any] = {"width": 64, "heads": 4, "d_k": 16, "weights": "linear"}
 REFERENCES = 8  # sound runs of each task, whose median is the healthy path
 
 
@@ -171,8 +172,7 @@ def train(setting: Setting, recorded: bool = True) -> Trace:
     losses, norms, records = list[float](), list[float](), list[StepRecord]()
     with one_thread(), no_alerts(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
-        usual = {"width": 64, "heads": 4, "d_k": 16, "weights": "linear", "causal": task.causal}
-        model = Model(task, Shape(**usual | dict(setting.shape)))
+        model = Model(task, Shape(**USUAL | {"causal": task.causal} | dict(setting.shape)))
         optimiser = _optimiser(model, setting)
         every = 1 if recorded else 1 << 30
         with watch(model, every=every, sinks=[records.append]):

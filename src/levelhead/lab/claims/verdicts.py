@@ -15,6 +15,7 @@ from .._plot import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Spec, axis, guide, l
 from .._tasks import HELD_OUT
 
 if TYPE_CHECKING:
+    from ...scaling import ScaleInUse
     from .._sweep import Setting
 
 CLAIM = 16
@@ -126,7 +127,7 @@ def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
 
 def measure(size: str, seed: int) -> Figures:
     """Train them all; then how each ended, why, and who raised an alarm."""
-    from .._outcomes import by_course, described, ending, path_of  # noqa: PLC0415
+    from .._outcomes import by_course, described, ending, path_of, scale_of  # noqa: PLC0415
 
     def again(setting: Setting) -> dict[str, Any]:
         return train(setting, recorded=False)
@@ -137,16 +138,17 @@ def measure(size: str, seed: int) -> Figures:
         path = path_of([each["loss"] for each in kept])
         for setting, each in zip(chosen, kept, strict=True):
             ended, cause = ending(setting, each["loss"], path, again)
-            alarm, name = by_course(each, EVERY)
+            scale = scale_of(setting)
+            alarm, name = by_course(each, scale, EVERY)
             left = path.left_at(each["loss"]) if ended == "failed" else None
             rows.append(
                 {
                     **{"part": part, "task": setting.task, "setting": described(setting)},
                     **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
                     **{"behind": path.behind(each["loss"]), "alarm": alarm, "alarm_name": name},
-                    "alarm_every_1": by_course(each, 1)[0],
-                    "alarm_every_50": by_course(each, 50)[0],
-                    **_others(each),
+                    "alarm_every_1": by_course(each, scale, 1)[0],
+                    "alarm_every_50": by_course(each, scale, 50)[0],
+                    **_others(each, scale),
                 }
             )
             curves.append((setting, each, path.median))
@@ -157,7 +159,7 @@ def measure(size: str, seed: int) -> Figures:
     }
 
 
-def _others(kept: dict[str, Any]) -> dict[str, int | None]:
+def _others(kept: dict[str, Any], scale: ScaleInUse) -> dict[str, int | None]:
     """When the baselines would have raised an alarm, by their limits."""
     from .._outcomes import by_course, by_gradient_norm, by_head, by_statistic  # noqa: PLC0415
 
@@ -171,7 +173,7 @@ def _others(kept: dict[str, Any]) -> dict[str, int | None]:
         found |= {f"{name} {at:g}": step for at, (step, _) in zip(limits, alarms, strict=True)}
     for sharp in SHARP:
         changed = replace(Thresholds(), sharp_typical=sharp)
-        found[f"verdicts {sharp:g}"] = by_course(kept, EVERY, changed)[0]
+        found[f"verdicts {sharp:g}"] = by_course(kept, scale, EVERY, changed)[0]
     return found
 
 
