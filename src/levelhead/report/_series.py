@@ -129,7 +129,7 @@ def _verdicts(
         places = [place for place, each in enumerate(courses) if each == course]
         points = Evidence(
             {str(place): part for place in places if (part := health[place]) is not None},
-            {str(place): part for place in places if (part := gradients[place]) is not None},
+            {str(place): heard for place in places if (heard := gradients[place]) is not None},
             None
             if course is None
             else tuple(replace(each, layer=str(place)) for each in course for place in places),

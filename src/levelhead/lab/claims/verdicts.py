@@ -131,7 +131,8 @@ def measure(size: str, seed: int) -> Figures:
     def again(setting: Setting) -> dict[str, Any]:
         return train(setting, recorded=False)
 
-    rows, curves = [], []
+    rows: list[dict[str, Any]] = []
+    curves = []
     for part, chosen in settings(size, seed):
         kept = [train(setting) for setting in chosen]
         path = path_of([each["loss"] for each in kept])
@@ -307,7 +308,8 @@ def _against(baselines: dict[str, Any]) -> str:
             continue
 
         def merit(row: dict[str, Any]) -> float:
-            return row["caught"] / max(row["sick"], 1) - row["false"] / max(row["well"], 1)
+            caught, false = row["caught"] / max(row["sick"], 1), row["false"] / max(row["well"], 1)
+            return float(caught - false)
 
         best = max(mine, key=merit)
         limit = "" if kind == "head" else f" at {best['limit']:g}"
@@ -357,7 +359,7 @@ def _roc(baselines: dict[str, Any]) -> Spec:
         order = np.argsort(false)
         text = [f"{name}, limit {limit:g}" for limit in columns["limit"][mine][order]]
         lines.append(line(name, false[order], caught[order], COLOURS[kind], text=text))
-    share = {"tickformat": ".0%", "range": [-0.02, 1.02]}
+    share: dict[str, Any] = {"tickformat": ".0%", "range": [-0.02, 1.02]}
     return picture(
         "False alarms against runs caught",
         lines,
