@@ -176,7 +176,13 @@ def train(setting: Setting, recorded: bool = True) -> Trace:
     losses, norms, records = list[float](), list[float](), list[StepRecord]()
     with one_thread(), no_alerts(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(setting.seed)
-        usual: dict[str, Any] = {"width": 64, "heads": 4, "d_k": 16, "weights": "linear", "causal": task.causal}
+        usual: dict[str, Any] = {
+            "width": 64,
+            "heads": 4,
+            "d_k": 16,
+            "weights": "linear",
+            "causal": task.causal,
+        }
         model = Model(task, Shape(**usual | dict(setting.shape)))
         optimiser = _optimiser(model, setting)
         every = 1 if recorded else 1 << 30
