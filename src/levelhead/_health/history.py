@@ -267,6 +267,8 @@ class History:
         elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
+            if loss.now > loss.start:
+                why = "the loss is higher than at the start"
             facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
         elif is_new and loss.learned < at.learned and not loss.is_falling:
             name = "collapsing"

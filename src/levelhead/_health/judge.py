@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .health import GradHealth, Health, PerHead
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
+_NAMED = 4  # layers in a sentence
 _INFO, _NO_LEVEL = LEVELS.index("info"), len(LEVELS)
 
 Indices = NDArray[np.int64]
@@ -108,15 +109,13 @@ def _scales(heads: Heads) -> list[Finding]:
         if scale.rule in ("sqrt_dk", "unknown"):
             continue
         hurts = sharp and scale.factor > heads.at.scale_off
-        where = "every layer" if len(used) == 1 else ", ".join(map(numbers.place, layers[:4]))
-        more = "" if len(used) == 1 or len(layers) <= 4 else f" and {len(layers) - 4} more"
+        harm = "most heads are sharp" if hurts else "no harm is seen"
         found.append(
             Finding(
                 scope=MODEL if len(used) == 1 else LAYER,
                 name="scale",
                 level="warning" if hurts else "info",
-                reason=f"{where}{more} scales by {scale.words}, {number(scale.factor, '.3g')} "
-                f"times 1/√d_k; " + ("most heads are sharp" if hurts else "no harm is seen"),
+                reason=f"{_scaled(scale, [] if len(used) == 1 else layers)}; {harm}",
                 hint="multiply the scores by 1/√d_k",
                 evidence=(Fact("scale, in units of 1/√d_k", scale.factor, form=".3g"),),
                 layer=layers[0],
@@ -125,6 +124,18 @@ def _scales(heads: Heads) -> list[Finding]:
             )
         )
     return found
+
+
+def _scaled(scale: ScaleInUse, layers: list[str]) -> str:
+    """What some layers scale by, in words; without any it is every layer."""
+    where = ", ".join(map(numbers.place, layers[:_NAMED])) or "every layer"
+    where += f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
+    one = len(layers) <= 1
+    times = f"{number(scale.factor, '.3g')} times 1/√d_k"
+    if scale.rule == "none":
+        return f"{where} {'does' if one else 'do'} not scale the scores, which is {times}"
+    verb = "scales" if one else "scale"
+    return f"{where} {verb} by {scale.words}" + ("" if scale.rule == "other" else f", {times}")
 
 
 def _choosing_nothing(heads: Heads) -> list[Finding]:
