@@ -207,7 +207,7 @@ class History:
         found = [*self._heads(heads), *self._growth(step, heads)]
         if self.trains:
             found += self._model(passed, heads)
-        self._keep(step, found)
+        self._keep(step, passed, heads, found)
 
     # ------------------------------------------------------------ many heads at once
 
@@ -347,7 +347,7 @@ class History:
 
     # ------------------------------------------------------------ since when, and until when
 
-    def _keep(self, step: int, found: list[Finding]) -> None:
+    def _keep(self, step: int, passed: float, heads: Heads, found: list[Finding]) -> None:
         for finding in found:
             held = self._held.get(finding.key)
             if held is None:
@@ -359,8 +359,13 @@ class History:
             urgent = finding.scope == HEAD and not finding.forecast
             held.is_raised = held.is_raised or urgent or self._clock - held.first >= patience
         for key, held in list(self._held.items()):
-            gone = self._clock - held.last
-            if gone > 0 and (not held.is_raised or gone >= self.at.patience):
+            scope, _, layer, _ = key
+            patience, gone = self.at.patience, self._clock - held.last
+            if scope != MODEL and layer not in heads.places:
+                patience = max(patience, 2 * passed)  # it may take part again
+            elif not held.is_raised:
+                patience = 0.0
+            if gone > 0 and gone >= patience:
                 del self._held[key]
         self.findings = tuple(held.finding for held in self._held.values() if held.is_raised)
 
