@@ -265,7 +265,7 @@ def test_each_head_of_each_layer_gets_its_own_verdict(path):
     got = rows(path, "SELECT layer, head, verdict, level FROM heads")
     assert sorted(got) == [
         ("calm", 0, "healthy", "ok"),
-        ("mixed", 0, "exploding", "warning"),
+        ("mixed", 0, "saturated", "info"),
         ("mixed", 1, "uniform", "info"),
         ("mixed", 2, "exploding", "critical"),
     ]

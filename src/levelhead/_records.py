@@ -8,6 +8,7 @@ from functools import cached_property
 
 from ._health import Evidence, Finding, GradHealth, Health, Judgement, Thresholds, judge
 from ._health.findings import HEAD, LAYER
+from ._health.judge import Heads
 from ._health.numbers import place
 from .scaling import ScaleInUse
 
@@ -23,7 +24,7 @@ class Alert:
     step:    when it was raised
     layer, head: the worst head, where several are concerned
     verdict: the finding's name
-    previous: what had been told of it before; "" for nothing
+    previous: the level that was told of before; "" for nothing
     value:   the first number that it rests on
     hint:    what to do; "" where it was said before
     phase:   of its step, one of PHASES
@@ -65,7 +66,7 @@ class StepRecord:
 
     health:    layer → Health of shape (Hq,), merged over the batch and all calls of the step
     gradients: layer → GradHealth of shape (Hq,), for layers whose backward ran
-    alerts: heads that turned worse in this step
+    alerts: what turned bad, got worse, or recovered in this step
     thresholds: those that were changed, by name
     phase: "training"; or "inference", a step without gradients that no training came before
     course: what the course of the run says at this step; None if it is not known
@@ -94,3 +95,9 @@ class StepRecord:
     @cached_property
     def judged(self) -> dict[str, Judgement]:
         return judge(self.evidence, Thresholds().changed(self.thresholds))
+
+    def judged_by(self, heads: Heads) -> StepRecord:
+        """The same; whoever judged it already has worked out much of the rest."""
+        verdicts = {layer: Judgement(heads, place) for layer, place in heads.places.items()}
+        self.__dict__.update(evidence=heads.evidence, judged=verdicts)
+        return self

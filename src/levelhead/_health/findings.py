@@ -12,6 +12,7 @@ from .verdicts import LEVELS, LOUD
 
 HEAD, LAYER, MODEL = SCOPES = ("head", "layer", "model")
 EXPLAINED = "docs/verdicts.md"
+Key = tuple[str, str, str, int | None]  # scope, name, layer, head
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Finding:
         return self.level in LOUD
 
     @property
-    def key(self) -> tuple[str, str, str, int | None]:
+    def key(self) -> Key:
         """What makes it the same finding at the next step."""
         if self.scope == MODEL:
             return self.scope, self.name, "", None

@@ -8,23 +8,29 @@ are running averages, so a run may be as long as it likes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .findings import HEAD, LAYER, MODEL, Fact, Finding
+from .findings import HEAD, LAYER, MODEL, Fact, Finding, Key
 from .numbers import number
 from .statistics import Floats
-from .verdicts import LOUD, MODEL_VERDICTS, VERDICTS, Thresholds, explained
+from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, VERDICTS, Thresholds, explained
 
 if TYPE_CHECKING:
-    from .judge import Heads
+    from .judge import Flags, Heads
 
 _STEPS = 10.0  # the loss is averaged over about so many
 _LATELY = 40.0  # steps, for what was so before
 _FALLING = 0.08  # of the first loss: a difference that is no noise
 _TREND_STEPS, _TREND_RECORDS = 40.0, 6.0  # a trend is taken over so many, whichever is longer
+_HURRY = 0.25  # of the patience, where the loss is lost at the same time
+
+Where = slice | NDArray[np.int64]
+ALL = slice(None)
 
 
 class Loss:
@@ -32,8 +38,10 @@ class Loss:
 
     def __init__(self) -> None:
         self.start = self.now = self.best = self.lately = math.nan
-        self._first: list[float] = []
-        self._step: int | None = None
+        self._first: int | None = None  # step
+        self._last = 0
+        self._starts = (0.0, 0)  # sum and number of the first values
+        self._starting = True
 
     @property
     def is_known(self) -> bool:
@@ -43,16 +51,16 @@ class Loss:
         """The mean loss since the last record; what is no number is passed over."""
         if value is None or not math.isfinite(value):
             return
-        if self._step is None:
-            self._origin = step
-        if step - self._origin < _STEPS / 2:
-            self._first.append(value)
-            self.start = sum(self._first) / len(self._first)
-        passed = math.inf if self._step is None else max(step - self._step, 1)
+        passed = math.inf if self._first is None else max(step - self._last, 1)
+        self._first = step if self._first is None else self._first
+        self._starting = self._starting and 0 <= step - self._first < _STEPS / 2
+        if self._starting:
+            self._starts = self._starts[0] + value, self._starts[1] + 1
+            self.start = self._starts[0] / self._starts[1]
         self.now = _towards(self.now, value, passed / _STEPS)
         self.lately = _towards(self.lately, value, passed / _LATELY)
         self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
-        self._step = step
+        self._last = step
 
     @property
     def learned(self) -> float:
@@ -82,44 +90,92 @@ def _towards(mean: float, value: float, share: float) -> float:
 
 
 class Trend:
-    """The line through the logarithms of the largest scores of a layer's heads, lately."""
+    """The lines through the logarithms of the largest scores of heads, lately.
+
+    where: which of the heads; all by default
+    """
 
     def __init__(self, heads: int) -> None:
-        self.records = 0
-        self._sums = np.zeros((5, heads))  # of weights, t, t², y, t·y; t counts back from now
+        # Of weights, t, t², y and t·y, t counted back from the head's last record; when that was,
+        # and how many there are.
+        self._sums, self._last = np.zeros((5, heads)), np.zeros(heads)
+        self._records = np.zeros(heads, np.int64)
 
-    def add(self, passed: float, largest: Floats) -> None:
-        kept = math.exp(-passed / max(_TREND_STEPS, _TREND_RECORDS * passed))
-        n, t, tt, y, ty = self._sums
+    def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
+        """Take in a record at a time, in steps."""
+        n, t, tt, y, ty = self._sums[:, where]
+        passed = np.where(self._records[where] > 0, now - self._last[where], 0.0)
+        kept = np.exp(-passed / np.maximum(_TREND_STEPS, _TREND_RECORDS * passed))
         # Earlier records lie further back now.
         t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
-        now = np.log(np.maximum(largest, 1e-30))
-        self._sums = kept * np.stack([n, t, tt, y, ty])
-        known = np.isfinite(now)
-        self._sums[0] += known
-        self._sums[3] += np.where(known, now, 0.0)
-        self.records += 1
+        logs = np.log(np.maximum(largest, 1e-30))
+        known = np.isfinite(logs)
+        sums = kept * np.stack([n, t, tt, y, ty])
+        sums[0] += known
+        sums[3] += np.where(known, logs, 0.0)
+        self._sums[:, where], self._last[where] = sums, now
+        self._records[where] += 1
 
-    def steps_until(self, limit: float) -> Floats:
+    def steps_until(self, limit: float, where: Where = ALL) -> Floats:
         """How many steps from now each head reaches a score of `limit`; infinity for never."""
-        n, t, tt, y, ty = self._sums
+        n, t, tt, y, ty = self._sums[:, where]
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = tt - t * t / n
             slope = (ty - t * y / n) / spread
             level = y / n - slope * t / n
             steps = (math.log(limit) - level) / slope
-        growing = (slope > 0) & (spread > 0)
+        growing = (slope > 0) & (spread > 0) & (self._records[where] >= _TREND_RECORDS)
         return np.where(growing, np.maximum(steps, 0.0), np.inf)
+
+
+class Trends(Trend):
+    """The same of all heads of a model, whichever layers take part in a step."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._places: dict[str, slice] = {}
+
+    def where(self, layers: Mapping[str, slice]) -> Where:
+        """The places of the heads of some layers, in their order."""
+        if layers == self._places:  # usually
+            return ALL
+        if any(_size(self._places.get(name)) != _size(part) for name, part in layers.items()):
+            self._take_in(layers)
+        places = (self._places[name] for name in layers)
+        return np.concatenate([np.arange(place.start, place.stop) for place in places])
+
+    def _take_in(self, layers: Mapping[str, slice]) -> None:
+        """Layers that are new, or have other heads than before, begin anew."""
+        before, past = self._places, (self._sums, self._last, self._records)
+        sizes = {name: _size(place) for name, place in {**before, **layers}.items()}
+        ends = np.cumsum([*sizes.values()]).tolist()
+        self._places = {
+            name: slice(end - size, end)
+            for (name, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        super().__init__(ends[-1])
+        for name, place in before.items():
+            if sizes[name] == _size(place):
+                for new, old in zip((self._sums, self._last, self._records), past, strict=True):
+                    new[..., self._places[name]] = old[..., place]
+
+
+def _size(place: slice | None) -> int:
+    return -1 if place is None else int(place.stop - place.start)
 
 
 @dataclass
 class _Held:
-    """How long something has been so: it begins, and ends, only after a while."""
+    """How long something has been so: it begins, and ends, only after a while.
+
+    first, last: by the clock of the history
+    """
 
     since: int
+    first: float
+    last: float
+    finding: Finding
     is_raised: bool = False
-    last: int = 0
-    finding: Finding | None = None
 
 
 @dataclass
@@ -127,63 +183,68 @@ class History:
     """The memory of one run.
 
     trains:   whether the model learns; if not, sharp heads are as training left them
-    findings: those that hold now
+    findings: those that hold now. Of a head that its own numbers condemn, it has the words with
+              which that began, or changed its level; the judge has those of now.
     """
 
     at: Thresholds
     trains: bool = True
     findings: tuple[Finding, ...] = ()
     loss: Loss = field(default_factory=Loss)
-    _trends: dict[str, Trend] = field(default_factory=dict)
-    _held: dict[tuple[str, str, str, int | None], _Held] = field(default_factory=dict)
+    _trends: Trends = field(default_factory=Trends)
+    _held: dict[Key, _Held] = field(default_factory=dict)
     _lately: dict[str, float] = field(default_factory=dict)  # entropy ratio, by layer and in all
-    _first: int | None = None
-    _last: int = 0
+    _last: int | None = None
+    _clock: float = 0.0  # steps since the first; it goes on when a run goes back to a checkpoint
     _sharp_at_first: bool = False
 
     def observe(self, step: int, heads: Heads, loss: float | None = None) -> None:
         """Take in a recorded step.
 
-        heads: the statistics of all heads at that step, as the judge has them
+        heads: the statistics of all heads at that step, as the judge has them without a course
         loss:  its mean since the last record
         """
-        if self._first is None:
-            self._first = self._last = step
-        passed = max(step - self._last, 1)
-        self.loss.add(step, loss)
-        found = [*self._heads(heads), *self._growth(step, passed, heads)]
-        if self.trains:
-            found += self._model(step, passed, heads)
+        passed = 1 if self._last is None else max(step - self._last, 1)
+        self._clock += 0 if self._last is None else passed
         self._last = step
-        self._keep(step, found)
+        self.loss.add(step, loss)
+        if not heads.count:
+            return
+        found = [*self._heads(heads), *self._growth(step, heads)]
+        if self.trains:
+            found += self._model(passed, heads)
+        self._keep(step, passed, heads, found)
 
     # ------------------------------------------------------------ many heads at once
 
-    def _model(self, step: int, passed: float, heads: Heads) -> list[Finding]:
+    def _model(self, passed: float, heads: Heads) -> list[Finding]:
         at, judged = self.at, heads.can_be_judged
         if not judged.any():
             return []
         entropy, saturated = heads.values("entropy_ratio"), heads.values("saturated")
-        sharp = judged & (
-            (entropy < at.sharp_typical) & (saturated > at.saturated_typical) & ~heads.explained
-        )
-        if step - (self._first or 0) < _STEPS / 2:
-            self._sharp_at_first = bool(sharp.sum() > judged.sum() / 2)
-        found = []
-        for layer, place in (("", slice(None)), *heads.places.items()):
-            among, many = judged[place], sharp[place]
-            if not among.any():
-                continue
-            typical = float(np.nanmedian(entropy[place][among]))
+        sharp = judged & (entropy < at.sharp_typical) & (saturated > at.saturated_typical)
+        if sharp.any():
+            sharp &= ~heads.explained
+        total, any_sharp = int(judged.sum()), bool(sharp.any())
+        if self._clock < _STEPS / 2:
+            self._sharp_at_first = bool(sharp.sum() > total / 2)
+        known = np.where(judged, entropy, np.nan)
+        parts = {"": ALL, **heads.places}
+        typical = [_median(known), *_medians(known, heads.places)]
+        found: list[Finding] = []
+        for (layer, place), now in zip(parts.items(), typical, strict=True):
             lately = self._lately.get(layer, math.nan)
-            self._lately[layer] = _towards(lately, typical, passed / _LATELY)
-            needed = at.most_heads if not layer else 1.0
-            if many.sum() < needed * among.sum() or (layer and len(among) < 2):
-                continue
-            found += self._sharp(heads, layer, place, among, many, typical < lately / 2)
-        return found[:1] or self._flat(heads, judged)  # a layer only where the model is not
+            if not math.isnan(now):
+                self._lately[layer] = _towards(lately, now, passed / _LATELY)
+            if found or not any_sharp or (layer and _size(place) < 2):
+                continue  # a layer is told only where the model is not
+            among, many = judged[place], sharp[place]
+            needed = 1.0 if layer else at.most_heads
+            if among.any() and many.sum() >= needed * among.sum():
+                found += self._sharp(heads, layer, place, among, many, now < lately / 2)
+        return found or self._flat(heads, judged)
 
-    def _flat(self, heads: Heads, judged: Floats) -> list[Finding]:
+    def _flat(self, heads: Heads, judged: Flags) -> list[Finding]:
         """Heads that choose nothing, while the scale is too small and the loss stands still."""
         at, loss = self.at, self.loss
         factors = [scale.factor for scale in heads.evidence.scales.values()]
@@ -221,7 +282,7 @@ class History:
         ]
 
     def _sharp(
-        self, heads: Heads, layer: str, place: slice, among: Floats, many: Floats, is_new: bool
+        self, heads: Heads, layer: str, place: slice, among: Flags, many: Flags, is_new: bool
     ) -> list[Finding]:
         at, loss = self.at, self.loss
         entropy = heads.values("entropy_ratio")[place]
@@ -231,13 +292,13 @@ class History:
             Fact("sharp heads", float(many.sum() / among.sum()), high=at.most_heads, form=".0%"),
             Fact(
                 "entropy ratio, median",
-                float(np.nanmedian(entropy[among])),
+                _median(entropy[among]),
                 low=at.sharp_typical,
                 form=".2f",
             ),
             Fact(
                 "saturated rows, median",
-                float(np.nanmedian(saturated[among])),
+                _median(saturated[among]),
                 high=at.saturated_typical,
                 form=".0%",
             ),
@@ -249,6 +310,8 @@ class History:
         elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
+            if loss.now > loss.start:
+                why = "the loss is higher than at the start"
             facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
         elif is_new and loss.learned < at.learned and not loss.is_falling:
             name = "collapsing"
@@ -280,28 +343,32 @@ class History:
 
     def _heads(self, heads: Heads) -> list[Finding]:
         """Those whose verdict calls for action whatever the course of things."""
-        return [
-            heads.finding(*heads.named(int(at))) for at in np.flatnonzero(heads.worst < len(LOUD))
-        ]
-
-    def _growth(self, step: int, passed: float, heads: Heads) -> list[Finding]:
-        at, found = self.at, []
-        largest = heads.values("largest_score")
-        for layer, place in heads.places.items():
-            here = largest[place]
-            trend = self._trends.get(layer)
-            if trend is None or trend._sums.shape[1] != len(here):
-                trend = self._trends[layer] = Trend(len(here))
-            trend.add(passed, here)
-            rising = (here >= at.large) & (here < at.exploding) & heads.can_be_judged[place]
-            if not rising.any() or trend.records < _TREND_RECORDS:
-                continue
-            steps = trend.steps_until(at.exploding)
-            found += [
-                self._rising(step, layer, int(head), float(here[head]), float(steps[head]))
-                for head in np.flatnonzero(rising & (steps < at.forecast))
-            ]
+        found: list[Finding] = []
+        loud = heads.worst < len(LOUD)
+        for layer, place in heads.places.items() if loud.any() else ():
+            for head in np.flatnonzero(loud[place]).tolist():
+                at = place.start + head
+                name, level = heads.order[heads.chosen[at]], LEVELS[heads.worst[at]]
+                held = self._held.get((HEAD, name, layer, head))
+                if held and held.finding.level == level and not held.finding.forecast:
+                    found.append(held.finding)  # words take time
+                else:
+                    found.append(heads.finding(*heads.named(at)))
         return found
+
+    def _growth(self, step: int, heads: Heads) -> list[Finding]:
+        at, largest = self.at, heads.values("largest_score")
+        where = self._trends.where(heads.places)
+        self._trends.add(self._clock, largest, where)
+        rising = (largest >= at.large) & (largest < at.exploding)
+        if not rising.any():
+            return []
+        steps = self._trends.steps_until(at.exploding, where)
+        rising &= (steps < at.forecast) & heads.can_be_judged
+        return [
+            self._rising(step, *heads.name_of(place), float(largest[place]), float(steps[place]))
+            for place in np.flatnonzero(rising).tolist()
+        ]
 
     def _rising(self, step: int, layer: str, head: int, now: float, steps: float) -> Finding:
         at, loss = self.at, self.loss
@@ -323,20 +390,44 @@ class History:
 
     # ------------------------------------------------------------ since when, and until when
 
-    def _keep(self, step: int, found: list[Finding]) -> None:
-        patience = self.at.patience
+    def _keep(self, step: int, passed: float, heads: Heads, found: list[Finding]) -> None:
         for finding in found:
-            held = self._held.setdefault(finding.key, _Held(step))
-            held.last, held.finding = step, replace(finding, since=held.since)
-            patience = self.at.patience
-            if finding.name == "collapsing":
-                patience = 0.25 * patience
-            elif finding.name == "flat":
+            held = self._held.get(finding.key)
+            if held is None:
+                held = self._held[finding.key] = _Held(step, self._clock, self._clock, finding)
+            held.last = self._clock
+            if held.finding is not finding or finding.since is None:
+                held.finding = replace(finding, since=held.since)
+            patience = self.at.patience * (_HURRY if finding.name == "collapsing" else 1.0)
+            if finding.name == "flat":
                 patience = self.at.flat_patience
             urgent = finding.scope == HEAD and not finding.forecast
-            held.is_raised = held.is_raised or urgent or step - held.since >= patience
+            held.is_raised = held.is_raised or urgent or self._clock - held.first >= patience
         for key, held in list(self._held.items()):
-            if held.last < step and (not held.is_raised or step - held.last >= patience):
+            scope, _, layer, _ = key
+            patience, gone = self.at.patience, self._clock - held.last
+            if scope != MODEL and layer not in heads.places:
+                patience = max(patience, 2 * passed)  # it may take part again
+            elif not held.is_raised:
+                patience = 0.0
+            if gone > 0 and gone >= patience:
                 del self._held[key]
-        raised = (held.finding for held in self._held.values() if held.is_raised)
-        self.findings = tuple(finding for finding in raised if finding is not None)
+        self.findings = tuple(held.finding for held in self._held.values() if held.is_raised)
+
+
+def _median(values: Floats) -> float:
+    """Of those that are no NaN; NaN if there are none."""
+    return _medians(values, {"": ALL})[0]
+
+
+def _medians(values: Floats, places: Mapping[str, slice]) -> list[float]:
+    """The same of several parts; np.nanmedian takes ten times as long."""
+    found = []
+    for place in places.values():
+        ordered = np.sort(values[place]).tolist()  # NaN comes last
+        while ordered and math.isnan(ordered[-1]):
+            ordered.pop()
+        half = len(ordered) // 2
+        middle = ordered[half : half + 1] if len(ordered) % 2 else ordered[half - 1 : half + 1]
+        found.append(sum(middle) / len(middle) if ordered else math.nan)
+    return found

@@ -6,10 +6,11 @@ who ask: a watch judges every recorded step.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from .health import GradHealth, Health, PerHead
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
+_NAMED = 4  # layers in a sentence
 _INFO, _NO_LEVEL = LEVELS.index("info"), len(LEVELS)
 
 Indices = NDArray[np.int64]
@@ -82,12 +84,16 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
 def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """All that there is to say, the worst first: of the model, of layers, of single heads."""
     heads = Heads(evidence, thresholds or Thresholds())
-    found = list(evidence.course or ())
+    course = evidence.course or ()
+    found = [finding for finding in course if finding.scope != HEAD]
+    since = {finding.key: finding.since for finding in course}
     for layer, place in heads.places.items():
         for verdict in Judgement(heads, place):
-            at = place.start + verdict.head
-            if verdict.verdict not in (HEALTHY, SHORT) and at not in heads.told:
-                found.append(heads.finding(layer, verdict))
+            if told := heads.told.get(place.start + verdict.head):
+                found.append(told)
+            elif verdict.verdict not in (HEALTHY, SHORT):
+                own = heads.finding(layer, verdict)
+                found.append(replace(own, since=since.get(own.key)))
     return worst_first([*found, *_choosing_nothing(heads), *_scales(heads)])
 
 
@@ -95,22 +101,21 @@ def _scales(heads: Heads) -> list[Finding]:
     """The scale rule in use, where it is not the usual one; a warning where it does harm."""
     used: dict[ScaleInUse, list[str]] = {}
     for layer, scale in heads.evidence.scales.items():
-        used.setdefault(scale, []).append(layer)
+        if layer in heads.places:
+            used.setdefault(scale, []).append(layer)
     sharp = any(finding.name in SHARP for finding in heads.evidence.course or ())
     found = []
     for scale, layers in used.items():
         if scale.rule in ("sqrt_dk", "unknown"):
             continue
         hurts = sharp and scale.factor > heads.at.scale_off
-        where = "every layer" if len(used) == 1 else ", ".join(map(numbers.place, layers[:4]))
-        more = "" if len(used) == 1 or len(layers) <= 4 else f" and {len(layers) - 4} more"
+        harm = "most heads are sharp" if hurts else "no harm is seen"
         found.append(
             Finding(
                 scope=MODEL if len(used) == 1 else LAYER,
                 name="scale",
                 level="warning" if hurts else "info",
-                reason=f"{where}{more} scales by {scale.words}, {number(scale.factor, '.3g')} "
-                f"times 1/√d_k; " + ("most heads are sharp" if hurts else "no harm is seen"),
+                reason=f"{_scaled(scale, [] if len(used) == 1 else layers)}; {harm}",
                 hint="multiply the scores by 1/√d_k",
                 evidence=(Fact("scale, in units of 1/√d_k", scale.factor, form=".3g"),),
                 layer=layers[0],
@@ -121,9 +126,23 @@ def _scales(heads: Heads) -> list[Finding]:
     return found
 
 
+def _scaled(scale: ScaleInUse, layers: list[str]) -> str:
+    """What some layers scale by, in words; without any it is every layer."""
+    where = ", ".join(map(numbers.place, layers[:_NAMED])) or "every layer"
+    where += f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
+    one = len(layers) <= 1
+    times = f"{number(scale.factor, '.3g')} times 1/√d_k"
+    if scale.rule == "none":
+        return f"{where} {'does' if one else 'do'} not scale the scores, which is {times}"
+    verb = "scales" if one else "scale"
+    return f"{where} {verb} by {scale.words}" + ("" if scale.rule == "other" else f", {times}")
+
+
 def _choosing_nothing(heads: Heads) -> list[Finding]:
     """That most heads are flat: normal in a new model, and nothing to call healthy."""
-    flat = np.array([heads.order[rule] == "uniform" for rule in heads.chosen], bool)
+    if not heads.count:
+        return []
+    flat = heads.chosen == heads.order.index("uniform")
     many, judged = int(flat.sum()), int(heads.can_be_judged.sum())
     if not judged or many <= heads.at.most_heads * judged:
         return []
@@ -214,22 +233,19 @@ class Judgement:
         if not 0 <= head < len(self):
             raise IndexError(f"head {head} of {len(self)}")
         model, at = self._model, self._heads.start + head
-        pattern = model.patterns[at]
-        if at in model.told:
-            told = model.told[at]
+        pattern = model.pattern(at)
+        if told := model.told.get(at):
             reason = f"{told.reason}. {told.forecast}" if told.forecast else told.reason
-            return Verdict(head, told.name, told.level, reason, told.hint, (), pattern)
+            also = model.holding(at, told.name)
+            words = (reason, told.hint, also, pattern, told.benign)
+            return Verdict(head, told.name, told.level, *words)
         name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
         rule = model.rules[name]
         limits = rule.cases[model.cases[name][at]].limits
         limit = limits[0].at(model.at) if limits else math.nan
         reason = rule.reason.format_map(_Numbers(model, at, level, limit))
-        also = tuple(
-            other
-            for other, case in model.cases.items()
-            if case[at] >= 0 and other not in (name, HEALTHY, SHORT)
-        )
-        return Verdict(head, name, level, reason, rule.hint, also, pattern, model.benign(at, rule))
+        also, benign = model.holding(at, name), model.benign(at, rule)
+        return Verdict(head, name, level, reason, rule.hint, also, pattern, benign)
 
 
 class _Numbers(dict[str, Any]):
@@ -265,37 +281,63 @@ class Heads:
     def cases(self) -> dict[str, Indices]:
         """For each rule which of its cases applies to each head, -1 for none."""
         short = self._holds(SHORT) >= 0
-        cases = {}
+        any_short, cases = bool(short.any()), {}
         for name, rule in self.rules.items():
-            excused = short & (not rule.any_keys and name != SHORT)
+            held = self._holds(name)
+            if any_short and not rule.any_keys and name != SHORT:
+                held = np.where(short, -1, held)
             if rule.unless:
-                excused = excused | (self._holds(rule.unless) >= 0)
-            cases[name] = np.where(excused, -1, self._holds(name))
+                held = np.where(self._holds(rule.unless) >= 0, -1, held)
+            cases[name] = held
         return cases
 
+    def seen_in(self, course: tuple[Finding, ...]) -> Heads:
+        """The same heads in the light of another course; what was worked out is kept."""
+        if course == self.evidence.course:
+            return self
+        other = copy.copy(self)
+        other.evidence = replace(self.evidence, course=course)
+        for name in ("_verdicts", "unharmed"):
+            other.__dict__.pop(name, None)
+        return other
+
     @cached_property
-    def _verdicts(self) -> tuple[Indices, Indices]:
+    def _verdicts(self) -> tuple[Indices, Indices, dict[int, Finding]]:
+        """Rule and level of each head, and those that the course says instead of a rule."""
         chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
         for place, (name, rule) in enumerate(self.rules.items()):
+            case = self.cases[name]
+            if not case.size or case.max() < 0:  # usually
+                continue
             # The case of -1, none, takes the last entry.
             levels = np.array([*(LEVELS.index(case.level) for case in rule.cases), _NO_LEVEL])
-            level = levels[self.cases[name]]
+            level = levels[case]
             if rule.is_sharp:
                 level = np.where(self.explained | self.unharmed, np.maximum(level, _INFO), level)
             chosen = np.where(level < worst, place, chosen)
             worst = np.minimum(level, worst)
-        for at, finding in self.told.items():
-            chosen[at], worst[at] = self.order.index(finding.name), LEVELS.index(finding.level)
-        return chosen, worst
+        told = {}
+        for at, finding in self._foretold():
+            rank = LEVELS.index(finding.level), self.order.index(finding.name)
+            if rank < (worst[at], chosen[at]):
+                (worst[at], chosen[at]), told[at] = rank, finding
+        return chosen, worst, told
 
-    @cached_property
+    def _foretold(self) -> Iterator[tuple[int, Finding]]:
+        """What the course says of single heads that no single moment shows, by their place.
+
+        The rest of it the head's own numbers say, and as they are now.
+        """
+        for finding in self.evidence.course or ():
+            if finding.scope == HEAD and finding.forecast and finding.name in self.rules:
+                place, head = self.places.get(finding.layer, slice(0, 0)), finding.head or 0
+                if head < place.stop - place.start:
+                    yield place.start + head, finding
+
+    @property
     def told(self) -> dict[int, Finding]:
-        """What the course of things says of single heads, by their place."""
-        return {
-            self.places[finding.layer].start + finding.head: finding
-            for finding in self.evidence.course or ()
-            if finding.scope == HEAD and finding.layer in self.places and finding.head is not None
-        }
+        """By their place the heads whose verdict is what the course says of them."""
+        return self._verdicts[2]
 
     @cached_property
     def unharmed(self) -> Flags:
@@ -314,7 +356,7 @@ class Heads:
         if not rule.is_sharp:
             return ""
         if self.explained[at]:
-            return f"it looks at {PATTERNS[self.patterns[at]].words}, a pattern that training makes"
+            return f"it looks at {PATTERNS[self.pattern(at)].words}, a pattern that training makes"
         return (
             "nothing in the course of the training speaks against it" if self.unharmed[at] else ""
         )
@@ -332,27 +374,35 @@ class Heads:
     @cached_property
     def can_be_judged(self) -> Flags:
         """Which heads see enough keys, and have only finite scores."""
-        return (self._holds(SHORT) < 0) & (self.values("nonfinite_rows") == 0)
+        judged: Flags = (self._holds(SHORT) < 0) & (self.values("nonfinite_rows") == 0)
+        return judged
 
-    @cached_property
-    def patterns(self) -> list[str]:
-        """What each head looks at, a name of PATTERNS or SPREAD."""
-        named = np.full(self.count, SPREAD, dtype=object)
-        for name, pattern in reversed(PATTERNS.items()):
-            named[self.values(pattern.statistic) > self.at.pattern] = name
-        names: list[str] = named.tolist()
-        return names
+    def pattern(self, at: int) -> str:
+        """What a head looks at, a name of PATTERNS or SPREAD."""
+        for name, pattern in PATTERNS.items():
+            if self.values(pattern.statistic)[at] > self.at.pattern:
+                return name
+        return SPREAD
 
     @cached_property
     def explained(self) -> Flags:
         """Which heads look at something that training makes heads look at on purpose."""
-        return np.array([each != SPREAD and PATTERNS[each].benign for each in self.patterns], bool)
+        found = np.zeros(self.count, np.bool_)
+        for pattern in reversed(PATTERNS.values()):  # the first that holds counts
+            found[self.values(pattern.statistic) > self.at.pattern] = pattern.benign
+        return found
+
+    def holding(self, at: int, but: str) -> tuple[str, ...]:
+        """The other rules that hold for a head."""
+        passed = (name for name, case in self.cases.items() if case[at] >= 0)
+        return tuple(name for name in passed if name not in (but, HEALTHY, SHORT))
 
     def finding(self, layer: str, verdict: Verdict) -> Finding:
         """A head's verdict as a finding, with the numbers that it rests on."""
         at, rule = self.places[layer].start + verdict.head, self.rules[verdict.verdict]
         case = rule.cases[self.cases[verdict.verdict][at]]
-        table = {**statistics_of(type(self._health))}
+        sources = [part for part in (self._health, self._gradients) if part is not None]
+        table = {name: each for part in sources for name, each in statistics_of(type(part)).items()}
         facts = tuple(
             Fact(
                 table[limit.statistic].label,
@@ -393,17 +443,17 @@ class Heads:
         if name not in self._held:
             found = np.full(self.count, -1)
             for place, case in reversed(list(enumerate(self.rules[name].cases))):
-                found[self._passed(case)] = place
+                np.putmask(found, self._passed(case), place)
             self._held[name] = found
         return self._held[name]
 
-    def _passed(self, case: Case) -> NDArray[np.bool_]:
+    def _passed(self, case: Case) -> Flags:
         """Which heads have passed all limits of a case."""
-        passed = (
+        passed = [
             _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
             for limit in case.limits
-        )
-        every: NDArray[np.bool_] = reduce(operator.and_, passed, np.ones(self.count, np.bool_))
+        ]
+        every: Flags = reduce(operator.and_, passed) if passed else np.ones(self.count, np.bool_)
         return every
 
     def values(self, statistic: str) -> Floats:

@@ -83,7 +83,7 @@ def settings(
     rng = np.random.default_rng([seed, *task.encode()])
     sound = [
         Setting(task, seed=seed + place, steps=steps, rate=rate).shaped(norm=norm)
-        for place, (norm, rate) in enumerate(product(norms[:2] * 2, (1e-3, 3e-3)))
+        for place, (norm, rate) in enumerate(product([*norms[:2]] * 2, (1e-3, 3e-3)))
     ][:REFERENCES]
     others = (_at_random(rng, task, seed + 100 + place, steps, norms) for place in count_up())
     return list(islice(chain(sound, others), count))
@@ -155,11 +155,16 @@ class Model(nn.Module):
         logits: Tensor = self.out(self.norm(x))
         return logits
 
+    @property
+    def layers(self) -> list[Block]:
+        """The blocks, as what they are."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def scores_parameters(self) -> list[nn.Parameter]:
         """Those of queries and keys."""
         return [
             parameter
-            for block in self.blocks
+            for block in self.layers
             for part in (block.attention.query, block.attention.key)
             for parameter in part.parameters()
         ]
@@ -208,7 +213,7 @@ def _optimiser(model: Model, setting: Setting) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [{"params": others}, {"params": scores}]
     if setting.optimiser == "sgd":
         return torch.optim.SGD(groups, lr=setting.rate, momentum=0.9)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[setting.optimiser]
+    kind = torch.optim.Adam if setting.optimiser == "adam" else torch.optim.AdamW
     return kind(groups, lr=setting.rate, betas=(0.9, 0.98), fused=True)
 
 
@@ -251,7 +256,8 @@ def _growing_scores(
     model: Model, optimiser: torch.optim.Optimizer, batch: Batch, after: int
 ) -> Batch:
     """One layer's queries and keys grow, 2 % per step."""
-    for part in (model.blocks[-1].attention.query, model.blocks[-1].attention.key):
+    last = model.layers[-1].attention
+    for part in (last.query, last.key):
         part.weight *= 1.02
     return batch
 
@@ -277,7 +283,7 @@ def _bad_batch(model: Model, optimiser: torch.optim.Optimizer, batch: Batch, aft
 @torch.no_grad()
 def _growing_mlp(model: Model, optimiser: torch.optim.Optimizer, batch: Batch, after: int) -> Batch:
     """The weights after attention grow: nothing that attention could help."""
-    for each in model.blocks[-1].mlp.parameters():
+    for each in model.layers[-1].mlp.parameters():
         each.mul_(1.02)
     return batch
 

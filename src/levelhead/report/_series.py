@@ -41,12 +41,13 @@ def thinned(run: Run) -> tuple[list[int], dict[str, dict[str, Any]], list[dict[s
     size = max(1, math.ceil(len(steps) / max(20, min(MOST_POINTS, room))))
     group = {step: place // size for place, step in enumerate(steps)}
     shown = [steps[min(start + size, len(steps)) - 1] for start in range(0, len(steps), size)]
+    courses = [run.course_at(step) for step in shown]
     lines = {
         layer: _lines(
             _merged(health, group, len(shown)),
             _merged(gradients, group, len(shown)),
             run.thresholds,
-            [_of_layer(layer, run.course_at(step)) for step in shown],
+            [_of_layer(layer, course) for course in courses],
         )
         for layer, (health, gradients) in records.items()
     }
@@ -81,10 +82,14 @@ Course = tuple[Finding, ...] | None
 
 
 def _of_layer(layer: str, course: Course) -> Course:
-    """What of the course concerns a layer."""
+    """What of the course concerns a layer, without the numbers, so that few are different."""
     if course is None:
         return None
-    return tuple(each for each in course if each.scope == MODEL or each.layer == layer)
+    return tuple(
+        replace(each, reason="", evidence=(), since=None, forecast=each.forecast and "so")
+        for each in course
+        if each.scope == MODEL or each.layer == layer
+    )
 
 
 def _lines(
@@ -129,7 +134,7 @@ def _verdicts(
         places = [place for place, each in enumerate(courses) if each == course]
         points = Evidence(
             {str(place): part for place in places if (part := health[place]) is not None},
-            {str(place): part for place in places if (part := gradients[place]) is not None},
+            {str(place): heard for place in places if (heard := gradients[place]) is not None},
             None
             if course is None
             else tuple(replace(each, layer=str(place)) for each in course for place in places),

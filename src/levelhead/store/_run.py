@@ -111,7 +111,7 @@ class Run:
                 (record.step, *scalar) for record in records for scalar in record.scalars.items()
             ),
             _source=source,
-            courses=[(each.step, each.course) for each in records if each.course is not None],
+            courses=_courses(records),
             scales={name: each for record in records for name, each in record.scales.items()},
         )
 
@@ -200,6 +200,15 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     for place, (_, sums) in enumerate(steps):
         together[place, : len(sums)] = sums
     return np.array([step for step, _ in steps], np.int64), together
+
+
+def _courses(records: Iterable[StepRecord]) -> list[tuple[int, tuple[Finding, ...]]]:
+    """Where the course changed, and to what."""
+    found: list[tuple[int, tuple[Finding, ...]]] = []
+    for record in records:
+        if record.course is not None and not (found and found[-1][1] == record.course):
+            found.append((record.step, record.course))
+    return found
 
 
 def _by_name(scalars: Iterable[tuple[int, str, float | None]]) -> dict[str, _Series]:

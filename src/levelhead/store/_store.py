@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import __version__
 from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
+from .._health.findings import HEAD
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
@@ -40,21 +41,32 @@ WHERE run_id = :run AND step = :step AND phase = :phase ORDER BY id DESC LIMIT 1
 """
 # Steps of inference that training came after, numbered back from -1 (or from those before them).
 _BEFORE = f"""
-UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - 1 - :last + :first
+UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - :back
 WHERE run_id = :run AND phase = '{INFERENCE}'
 """
+_BEFORE_ALERTS = f"""
+UPDATE alerts SET since = since - :back
+WHERE step_id IN (SELECT id FROM steps WHERE run_id = :run AND phase = '{INFERENCE}')
+"""
+_COURSES = f"""
+SELECT id, course FROM steps WHERE run_id = ? AND phase = '{INFERENCE}' AND length(course) > 2
+"""
+_COURSE = "UPDATE steps SET course = ? WHERE id = ?"
 _LAST = f"SELECT max(step) FROM steps WHERE run_id = ? AND phase = '{INFERENCE}'"
 _FIRST = "SELECT min(0, min(step)) FROM steps WHERE run_id = ?"
 
 
-# What makes one course another: which findings there are and how bad, not their numbers.
-Kinds = tuple[str, frozenset[tuple[Any, ...]]]
+# What makes one course another. Of single heads' findings the numbers are in the statistics.
+Said = tuple[Any, ...]
 
 
-def _kinds(record: StepRecord) -> Kinds | None:
+def _said(record: StepRecord) -> Said | None:
     if record.course is None:
         return None
-    return record.phase, frozenset((*each.key, each.level) for each in record.course)
+    return record.phase, *(
+        (each.key, each.level) if each.scope == HEAD and not each.forecast else each
+        for each in record.course
+    )
 
 
 class Store(Sink):
@@ -104,7 +116,7 @@ class Store(Sink):
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
         self._thresholds = ""  # as written
-        self._course: Kinds | None = None
+        self._course: Said | None = None  # as written
         self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
@@ -188,8 +200,8 @@ class Store(Sink):
             if self._inferred and record.phase == TRAINING:
                 self._mark_as_before_training()
             when = (int(record.step), float(record.time), record.phase)
-            kinds, course = _kinds(record), None
-            if record.course is not None and kinds != self._course:
+            said, course = _said(record), None
+            if record.course is not None and said != self._course:
                 course = json.dumps([finding.to_dict() for finding in record.course])
             step = self._insert(_STEP, (self.run, *when, course))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
@@ -213,14 +225,21 @@ class Store(Sink):
             write(_ALERT, alerts)
             write(_SCALAR, ((step, name, float(v)) for name, v in record.scalars.items()))
         # Only now: a transaction that failed has written none of it.
-        self._layers, self._thresholds, self._course = layers, thresholds, kinds
+        self._layers, self._thresholds, self._course = layers, thresholds, said
         self._inferred = record.phase == INFERENCE
 
     def _mark_as_before_training(self) -> None:
         (last,) = self._connection.execute(_LAST, (self.run,)).fetchone()
         (first,) = self._connection.execute(_FIRST, (self.run,)).fetchone()
-        numbers = {"run": self.run, "last": last, "first": first}
-        self._connection.execute(_BEFORE, numbers)
+        back = last + 1 - first
+        for step, course in self._connection.execute(_COURSES, (self.run,)).fetchall():
+            found = json.loads(course)
+            for finding in found:
+                if finding["since"] is not None:
+                    finding["since"] -= back
+            self._connection.execute(_COURSE, (json.dumps(found), step))
+        for statement in (_BEFORE_ALERTS, _BEFORE):
+            self._connection.execute(statement, {"run": self.run, "back": back})
 
     def _insert(self, statement: str, values: tuple[object, ...]) -> int:
         """The id of the new row."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..._health import Evidence, Finding, History, Thresholds
-from ..._health.findings import worst_first
+from ..._health import Evidence, Finding, History, Judgement, Thresholds
+from ..._health.findings import HEAD, worst_first
 from ..._health.judge import Heads
 from ..._health.verdicts import LEVELS
 from ..._records import TRAINING, Alert, StepRecord
@@ -40,35 +40,64 @@ class Alerts:
     def course(self) -> tuple[Finding, ...]:
         return self._history.findings
 
-    def of(self, record: StepRecord, loss: float | None = None) -> tuple[Alert, ...]:
-        """Alerts of one recorded step, the worst first; heads with one verdict make one alert."""
+    def judge(self, record: StepRecord, loss: float | None = None) -> StepRecord:
+        """A recorded step with its course, its verdicts and its alerts."""
         evidence = Evidence(record.health, record.gradients, (), record.scales)
-        self._history.observe(record.step, Heads(evidence, self._thresholds), loss)
+        heads = Heads(evidence, self._thresholds)
+        self._history.observe(record.step, heads, loss)
+        heads = heads.seen_in(self.course)
+        alerts = self._alerts(record, heads)
+        return replace(record, alerts=alerts, course=self.course).judged_by(heads)
+
+    def _alerts(self, record: StepRecord, heads: Heads) -> tuple[Alert, ...]:
+        """Those of one step, the worst first; heads with one verdict make one alert."""
         kinds: dict[str, list[Finding]] = {}
         for finding in worst_first([each for each in self.course if each.is_loud]):
             kinds.setdefault(finding.name, []).append(finding)
-        alerts = [alert for name, kind in kinds.items() if (alert := self._new(record, name, kind))]
-        alerts.sort(key=lambda alert: LEVELS.index(alert.level))
+        news = (self._news(record, heads, name, kind) for name, kind in kinds.items())
+        alerts = sorted(filter(None, news), key=lambda alert: LEVELS.index(alert.level))
         over = [name for name in self._told if name not in kinds]
         return (*alerts, *(self._recovery(record, name) for name in over))
 
-    def _new(self, record: StepRecord, name: str, kind: Sequence[Finding]) -> Alert | None:
-        worst, heads = kind[0], sum(finding.heads for finding in kind)
+    def _news(
+        self, record: StepRecord, heads: Heads, name: str, kind: Sequence[Finding]
+    ) -> Alert | None:
+        level, many = kind[0].level, sum(finding.heads for finding in kind)
         told = self._told.get(name)
-        worse = told is None or LEVELS.index(worst.level) < LEVELS.index(told.level)
-        if told and not worse and heads < _MANY_MORE * told.heads:
+        worse = told is None or LEVELS.index(level) < LEVELS.index(told.level)
+        if told and not worse and many < _MANY_MORE * told.heads:
             return None
-        self._told[name] = _Told(worst.level, heads, worst)
+        worst = _worst(heads, [finding for finding in kind if finding.level == level])
+        self._told[name] = _Told(level, many, worst)
         advice = "" if name in self._advised else worst.hint
         self._advised.add(name)
-        previous = "" if told is None else f"{told.level}, {told.heads}"
+        previous = "" if told is None else told.level
         reason = f"{worst.reason}. {worst.forecast}" if worst.forecast else worst.reason
-        return _alert(record, worst, worst.level, heads, previous, reason, advice)
+        return _alert(record, worst, level, many, previous, reason, advice)
 
     def _recovery(self, record: StepRecord, name: str) -> Alert:
         told = self._told.pop(name)
         reason = f"recovered: what was told at level {told.level} is over"
         return _alert(record, told.worst, "ok", told.heads, told.level, reason, "")
+
+
+def _worst(heads: Heads, findings: Sequence[Finding]) -> Finding:
+    """The first that is not of a single head, else the worst head, in words of now."""
+    if findings[0].scope != HEAD:
+        return findings[0]
+    judged = {layer: Judgement(heads, place) for layer, place in heads.places.items()}
+    here = [
+        (judged[each.layer].severity(each.head or 0), place)
+        for place, each in enumerate(findings)
+        if each.layer in judged
+    ]
+    worst = findings[min(here)[1] if here else 0]
+    if worst.forecast or worst.layer not in judged:
+        return worst
+    now = judged[worst.layer][worst.head or 0]
+    if (now.verdict, now.level) != (worst.name, worst.level):
+        return worst
+    return replace(heads.finding(worst.layer, now), since=worst.since)
 
 
 def _alert(

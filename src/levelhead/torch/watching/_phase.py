@@ -86,9 +86,8 @@ class Phase:
             record = self.record(*joined, scalars=scalars)
             self._health.add_all(record.health)
             self._gradients.add_all(record.gradients)
-            alerts = self._alerts.of(record, record.means.get("loss"))
-            record = replace(record, alerts=alerts, course=self.course)
-            self.alerts += alerts
+            record = self._alerts.judge(record, record.means.get("loss"))
+            self.alerts += record.alerts
             first, last = self._recorded
             self._recorded = (self.step if last < first else first, self.step)
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))
@@ -114,7 +113,13 @@ class Phase:
         self._health.add_all(phase.health)
         self._gradients.add_all(phase.gradients)
         self.alerts += (
-            replace(alert, step=alert.step - back, phase=self.name) for alert in phase.alerts
+            replace(
+                alert,
+                step=alert.step - back,
+                since=None if alert.since is None else alert.since - back,
+                phase=self.name,
+            )
+            for alert in phase.alerts
         )
 
 

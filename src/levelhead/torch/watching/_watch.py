@@ -58,7 +58,8 @@ class watch:
         call of the model without gradients is a step.
     store: a file for `levelhead report`, or a `levelhead.store.Store`
     sinks: further callables that get each `StepRecord`: levelhead.store.TensorBoard, JsonLines, ...
-    on_alert: called with an `Alert` when a head's verdict turns worse; it is logged either way
+    on_alert: called with an `Alert` when something turns bad, gets worse or, at level "ok", is
+        over; it is logged either way
     gradients: also measure, in backward, how much gradient gets through the softmax
     thresholds: of the verdicts, by name, as for `Health.verdicts`
 
