@@ -69,7 +69,7 @@ class Silent(torch.nn.Module):
 
 
 def listen_to(*calls):
-    """A stand-in for levelhead.torch.listen that hears the given calls in every run."""
+    """A stand-in for levelhead.torch.listen that gets the given calls in every run."""
 
     @contextmanager
     def listen(on_call, model):

@@ -39,10 +39,10 @@ def test_statistics_are_those_of_health():
 def test_inputs_merge_exactly():
     calls = [make_call(seed=1), make_call(seed=2, length=20)]
     together = lh.Health.merge(*(call.health.over_batch() for call in calls))
-    heard = iter(calls)
+    runs = iter(calls)
 
     def listen(on_call, model):
-        return listen_to(next(heard))(on_call, model)
+        return listen_to(next(runs))(on_call, model)
 
     subject = Subject("two", Silent(), [Input("one"), Input("other")])
     (only,) = examine(subject, listen=listen)["layers"]
@@ -117,7 +117,7 @@ class Raising(Silent):
         raise RuntimeError("shapes 3 and 4 differ\nlong story")
 
 
-def test_a_model_that_raises_is_told_in_one_line():
+def test_a_model_that_raises_is_reported_in_one_line():
     subject = Subject("bad", Raising(), [Input("x", args=(1,))])
     with pytest.raises(TargetError) as caught:
         examine(subject, listen=listen_to(make_call()))
@@ -140,11 +140,11 @@ def test_training_flags_come_back():
     assert not model.part.training
 
 
-def test_progress_is_told():
-    told = []
+def test_progress_is_reported():
+    progress = []
     subject = Subject("m", Silent(), [Input("x"), Input("y")])
-    examine(subject, listen=listen_to(make_call()), on_input=lambda *at: told.append(at))
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    examine(subject, listen=listen_to(make_call()), on_input=lambda *at: progress.append(at))
+    assert progress == [(0, 2), (1, 2), (2, 2)]
 
 
 # ---------------------------------------------------------------- pictures

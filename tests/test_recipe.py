@@ -154,9 +154,9 @@ def test_it_is_watched():
 
 
 def test_alerts_and_summary():
-    told = []
-    seen, _, _ = watched(on_alert=told.append)
-    (alert,) = told
+    alerts = []
+    seen, _, _ = watched(on_alert=alerts.append)
+    (alert,) = alerts
     assert (alert.step, alert.layer, alert.head) == (2, LAYER, 1)
     assert (alert.verdict, alert.level, alert.hint) == ("fixated", "error", "show it the others")
     assert 0.8 < alert.value <= 1

@@ -1,4 +1,4 @@
-"""Run a subject, listen to its attention, and gather what was heard as one plain dict."""
+"""Run a subject, listen to its attention, and gather what was seen as one plain dict."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def examine(
         on_input(done, len(subject.inputs))
         seen: dict[str, int] = {}
 
-        def hear(call: Call, given: Input = given, seen: dict[str, int] = seen) -> None:
+        def add(call: Call, given: Input = given, seen: dict[str, int] = seen) -> None:
             seen[call.module] = seen.get(call.module, 0) + 1
             name = _name(call.module, seen[call.module])
             layer = layers.setdefault(name, _Layer(call, subject.width))
@@ -91,7 +91,7 @@ def examine(
             if pictures:
                 album.add(name, call, given, list(layer.factors.values()))
 
-        _run(subject, given, (listen or _listen())(hear, subject.model))
+        _run(subject, given, (listen or _listen())(add, subject.model))
     on_input(len(subject.inputs), len(subject.inputs))
     if not layers:
         raise TargetError(

@@ -203,8 +203,8 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> 
 
 # ---------------------------------------------------------------- gradients
 
-# Who wants to hear of a call's backward. The operator carries only a number, as a graph can; the
-# listener is here while the operator is called, and held by the graph afterwards.
+# Who wants the statistics of a call's backward. The operator carries only a number, as a graph
+# can; the listener is here while the operator is called, and held by the graph afterwards.
 listeners: dict[int, Any] = {}
 numbers = itertools.count(1)  # of all watches alike: threads may have one each
 
@@ -213,7 +213,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     tensors, plain = inputs[:9], inputs[9:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.save_for_backward(*tensors, output[0], output[1])
-    ctx.plain, ctx.heard = plain[:-3], listeners.get(plain[-1])
+    ctx.plain, ctx.listener = plain[:-3], listeners.get(plain[-1])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -221,10 +221,10 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     mask_wanted, sinks_wanted = ctx.needs_input_grad[3:5]
     dq, dk, dv, sums, ds = _once(
         grad, query, key, value, output, lse, mask, sinks, *rest, *ctx.plain,
-        bool(ctx.heard), mask_wanted,
+        bool(ctx.listener), mask_wanted,
     )  # fmt: skip
-    if ctx.heard:
-        ctx.heard(sums)
+    if ctx.listener:
+        ctx.listener(sums)
     dmask = ds.sum_to_size(mask.shape).to(mask.dtype) if mask_wanted else None
     dsinks = _sink_gradient(grad, output, lse, sinks) if sinks_wanted else None
     return dq, dk, dv, dmask, dsinks, *(None,) * 14

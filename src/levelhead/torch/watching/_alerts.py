@@ -18,11 +18,11 @@ class _Was(NamedTuple):
 
 
 class Changes:
-    """Remembers how bad each head was, and tells when one gets worse."""
+    """Remembers how bad each head was, and says when one gets worse."""
 
     def __init__(self) -> None:
         self._last: dict[str, Judgement] = {}  # of each layer, when it was last seen
-        self._bad: dict[tuple[str, int], _Was] = {}  # heads that have been told of
+        self._bad: dict[tuple[str, int], _Was] = {}  # heads that have been reported
 
     def alerts(self, record: StepRecord) -> tuple[Alert, ...]:
         """Alerts of one recorded step, the worst first."""

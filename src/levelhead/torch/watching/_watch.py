@@ -121,12 +121,12 @@ class watch:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many calls were heard but not counted: of "evaluation", of "other models"."""
+        """How many calls were seen but not counted: of "evaluation", of "other models"."""
         return dict(+self._steps.left_out)
 
     @property
     def not_understood(self) -> dict[str, int]:
-        """Per module how many calls were heard that could not be followed back to scores."""
+        """Per module how many calls were seen that could not be followed back to scores."""
         return dict(self._steps.not_understood)
 
     def summary(self) -> str:
@@ -206,7 +206,7 @@ class watch:
         for sink in (*self._own, *self._sinks):
             try:
                 sink(record)
-            except Exception:  # told once; it must not stop the training
+            except Exception:  # logged once; it must not stop the training
                 if id(sink) not in self._failed:
                     _log.exception(
                         "the sink %r failed at step %d; the watch goes on", sink, record.step
