@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support import BFLOAT16, inputs, same_bits
+from support import BFLOAT16, inputs, options, same_bits
 
 import levelhead as lh
 import levelhead.torch
@@ -33,12 +33,13 @@ def test_the_order_is_the_engines():
         assert tuple(names[start : names.index(last, start)]) == ORDER
     assert tuple(inspect.signature(normalise).parameters) == (*GIVEN, "draw", "several")
     assert tuple(AttentionOptions.__annotations__) == ("mask", *GIVEN)
-    given = [False, None, -3, [1, 2], 0.5, 2.0, [3.0], 0.25, 5, 6]
-    taken = dict(zip(ORDER, normalise(*given), strict=True))
+    given = {name: x for some in options(2, 4, 5, 7).values() for name, x in some.items()}
+    given |= {"window": None, "causal": False, "threads": 3}
+    given.pop("mask")
+    taken = dict(zip(ORDER, normalise(**given), strict=True))
     assert taken.pop("left") == taken.pop("right") == OPEN
-    assert {name: np.asarray(x).tolist() for name, x in taken.items()} == dict(
-        zip(GIVEN[2:], given[2:], strict=True)
-    )
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value, given[name], err_msg=name)
 
 
 # ---------------------------------------------------------------- what is wrong, word for word
