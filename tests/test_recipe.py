@@ -275,7 +275,7 @@ def test_the_page_the_json_and_the_text_of_a_checkup():
     assert (head["verdict"], head["level"]) == ("fixated", "error") and head["made_up_share"] > 0.8
     console = Console(width=140)
     with console.capture() as captured:
-        console.print(checkup_text(result))
+        console.print(checkup_text(result, console.width))
     text = captured.get()
     assert " F  fixated: looks at the last key and nothing else" in text
     assert "made-up share" in text.split("at other scales")[1]
