@@ -41,8 +41,8 @@ def test_inputs_merge_exactly():
     together = lh.Health.merge(*(call.health.over_batch() for call in calls))
     runs = iter(calls)
 
-    def listen(on_call, model):
-        return listen_to(next(runs))(on_call, model)
+    def listen(*given):
+        return listen_to(next(runs))(*given)
 
     subject = Subject("two", Silent(), [Input("one"), Input("other")])
     (only,) = examine(subject, listen=listen)["layers"]
@@ -110,6 +110,30 @@ def test_a_call_outside_any_module_has_a_name():
 def test_no_attention_is_said():
     with pytest.raises(TargetError, match="a model made no attention call that can be seen"):
         make_result()
+
+
+class Odd(torch.nn.Module):
+    """Attention that can be measured, and weights that come from no scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.odd = torch.nn.MultiheadAttention(16, 2, batch_first=True), Silent()
+        self.odd.forward = lambda x: torch.rand(2, 3, 8, 8).softmax(-1) @ x[:, None]
+
+    def forward(self, x):
+        return self.odd(self.known(x, x, x)[0])
+
+
+def test_attention_that_is_not_understood_is_named():
+    inputs = [Input(name, args=(torch.randn(2, 8, 16),)) for name in ("one", "other")]
+    result = examine(Subject("odd", Odd(), inputs))
+    assert [found["name"] for found in result["layers"]] == ["known"]
+    assert result["not_understood"] == {"odd": 2}
+    assert make_result(make_call())["not_understood"] == {}
+    with pytest.raises(TargetError) as caught:
+        examine(Subject("odd", Odd().odd, inputs))
+    said = "Attention was seen but not understood in (outside any module) (2 calls)."
+    assert str(caught.value).endswith(f" or a softmax of scores. {said}")
 
 
 class Raising(Silent):

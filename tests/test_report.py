@@ -171,6 +171,15 @@ def test_a_model_of_nan_is_shown():
     assert "3 of 3 heads need attention: 3 nonfinite." in text
 
 
+def test_attention_that_was_not_understood_is_named():
+    result = make_result(make_call(), pictures=False, missed=["odd", "odd", ""])
+    said = "Attention was seen but not understood in odd (2 calls), (outside any module) (1 call)."
+    assert said in text_of(result) and page_data(result)["missing"] == said
+    data = json.loads(checkup_json(result))
+    assert data["not_understood"] == {"odd": 2, "(outside any module)": 1}
+    assert "not understood" not in text_of(WELL) and page_data(WELL)["missing"] == ""
+
+
 # ---------------------------------------------------------------- JSON
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Head = Mapping[str, Any]
 MOST_IN_REPR = 8  # heads
+MOST_NAMED = 8  # modules
 WIDEST = 100  # columns of a printed table
 
 
@@ -131,6 +132,15 @@ def headline(heads: Sequence[Head], when: str = "") -> str:
     else:
         said = f"no problems found in {plural(len(heads), 'head')}."
     return f"{when}: {said}" if when else said[0].upper() + said[1:]
+
+
+def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
+    """The line that names the modules whose attention was not understood, if there are any."""
+    if not not_understood:
+        return []
+    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
+    more = f" and {len(names) - MOST_NAMED} more modules" if len(names) > MOST_NAMED else ""
+    return [f"Attention was seen but not understood in {', '.join(names[:MOST_NAMED])}{more}."]
 
 
 def in_brief(health: PerHead) -> str:

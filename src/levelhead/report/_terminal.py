@@ -18,6 +18,7 @@ from .._health.describe import (
     in_words,
     judged_as,
     listed,
+    missing_calls,
     needs_attention,
     plural,
 )
@@ -45,6 +46,7 @@ def checkup_text(result: Result, width: int) -> RenderableType:
     parts: list[RenderableType] = [
         Text(subtitle(result), style="dim"),
         Text(headline([head for _, head in heads]), style="bold"),
+        *map(Text, missing_calls(result["not_understood"])),
         "",
         *_map(result, names, width),
         Padding(_legend({head["verdict"] for _, head in heads}), (0, 0, 1, 2)),

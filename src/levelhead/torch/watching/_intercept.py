@@ -66,14 +66,14 @@ _OPERATIONS = {"scaled_dot_product_attention", "attention"} | _SOFTMAX
 class Listener(NamedTuple):
     """Who wants to know of calls.
 
-    names:    of its model's modules, if it has one
-    on_miss:  called with the name of a module whose attention was not understood
+    names: of its model's modules, if it has one
+    on_not_understood: called with the name of a module whose attention was not understood
     matrices: also wants those of calls, not only their statistics
     """
 
     on_call: Callable[[Call], None]
     names: ModuleNames | None
-    on_miss: Callable[[str], None] | None = None
+    on_not_understood: Callable[[str], None] | None = None
     matrices: bool = True
 
 
@@ -130,12 +130,12 @@ class Interceptor(TorchFunctionMode):
             if reported.on_gradients is not None:
                 callbacks.append(reported.on_gradients)
 
-    def _miss(self, frame: FrameType) -> None:
+    def _report_not_understood(self, frame: FrameType) -> None:
         """Report attention that was not understood."""
         for listener in tuple(self.listeners):
             module = calling_module(listener.names, frame)
-            if listener.on_miss is not None and module is not None:
-                listener.on_miss(module)
+            if listener.on_not_understood is not None and module is not None:
+                listener.on_not_understood(module)
 
     # ------------------------------------------------------------ one function computes it
 
@@ -159,7 +159,7 @@ class Interceptor(TorchFunctionMode):
             call = None  # a wrong call: PyTorch says so in its own words
         if call is None:
             output = func(*args, **kwargs)
-            self._miss(frame)
+            self._report_not_understood(frame)
             return output
         self._report(frame, FusedCall(given, sums, _scale_of(given.query)), callbacks)
         if callbacks and away and output.requires_grad:
@@ -180,7 +180,7 @@ class Interceptor(TorchFunctionMode):
             and all(x is None or has_values(x) for x in others)
         ):
             result = func(query, key, value, **options)
-            self._miss(frame)
+            self._report_not_understood(frame)
             return result
         lse, health, weights = (
             options.pop(f"return_{name}", False) for name in ("lse", "health", "weights")
@@ -256,7 +256,7 @@ class Interceptor(TorchFunctionMode):
                     pending.callbacks.counted = call.counted
             elif not pending.is_reported:
                 pending.is_reported = True
-                self._miss(frame)
+                self._report_not_understood(frame)
         return result
 
 

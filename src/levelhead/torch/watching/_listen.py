@@ -20,7 +20,11 @@ from ._intercept import Interceptor, Listener
 
 
 @contextmanager
-def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> Iterator[None]:
+def listen(
+    on_call: Callable[[Call], None],
+    model: nn.Module | None = None,
+    on_not_understood: Callable[[str], None] | None = None,
+) -> Iterator[None]:
     """Call a function with every attention call made inside, on this thread.
 
     >>> import torch, levelhead.torch
@@ -33,9 +37,11 @@ def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> I
     on_call: called with a `Call`: its health, and its scores and weights on request
     model: gives the dotted names of the modules that make the calls; without one, a call bears
         the name of its module's class
+    on_not_understood: called with the module's name for attention that could not be measured
     Compiled parts of a model run eagerly inside.
     """
-    interceptor, listener = ThreadInterceptor.current(), Listener(on_call, module_names(model))
+    interceptor = ThreadInterceptor.current()
+    listener = Listener(on_call, module_names(model), on_not_understood)
     interceptor.add(listener)
     try:
         yield

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..._health import GradHealth, Health, Thresholds
-from ..._health.describe import plural
+from ..._health.describe import missing_calls, plural
 from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
-from ._summary import missing_calls, summarise
+from ._summary import summarise
 
 if TYPE_CHECKING:
     from os import PathLike
