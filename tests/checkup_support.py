@@ -68,20 +68,22 @@ class Silent(torch.nn.Module):
         return args
 
 
-def listen_to(*calls):
-    """A stand-in for levelhead.torch.listen that hears the given calls in every run."""
+def listen_to(*calls, missed=()):
+    """A stand-in for levelhead.torch.listen that gets the given calls in every run."""
 
     @contextmanager
-    def listen(on_call, model):
+    def listen(on_call, model, on_not_understood):
         yield
         for call in calls:
             on_call(call)
+        for module in missed:
+            on_not_understood(module)
 
     return listen
 
 
-def make_result(*calls, texts=(), pictures=True, name="a model", notes=()):
+def make_result(*calls, texts=(), pictures=True, name="a model", notes=(), missed=()):
     """The checkup's dict for some calls; texts: lists of tokens, one an input."""
     inputs = [Input(" ".join(tokens), tokens=[tokens]) for tokens in texts] or [Input("the input")]
     subject = Subject(name, Silent(), inputs, notes=notes)
-    return examine(subject, pictures=pictures, listen=listen_to(*calls))
+    return examine(subject, pictures=pictures, listen=listen_to(*calls, missed=missed))

@@ -223,7 +223,7 @@ def test_thresholds():
     assert "error from 4" in strict[0].reason
 
 
-def test_whoever_is_loud_is_told_of():
+def test_whoever_is_loud_is_reported():
     """Heads at random around every threshold."""
     rng = np.random.default_rng(0)
     columns = {name: place for place, name in enumerate(lh.Health.COLUMNS)}

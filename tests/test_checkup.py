@@ -39,10 +39,10 @@ def test_statistics_are_those_of_health():
 def test_inputs_merge_exactly():
     calls = [make_call(seed=1), make_call(seed=2, length=20)]
     together = lh.Health.merge(*(call.health.over_batch() for call in calls))
-    heard = iter(calls)
+    runs = iter(calls)
 
-    def listen(on_call, model):
-        return listen_to(next(heard))(on_call, model)
+    def listen(*given):
+        return listen_to(next(runs))(*given)
 
     subject = Subject("two", Silent(), [Input("one"), Input("other")])
     (only,) = examine(subject, listen=listen)["layers"]
@@ -112,12 +112,36 @@ def test_no_attention_is_said():
         make_result()
 
 
+class Odd(torch.nn.Module):
+    """Attention that can be measured, and weights that come from no scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.known, self.odd = torch.nn.MultiheadAttention(16, 2, batch_first=True), Silent()
+        self.odd.forward = lambda x: torch.rand(2, 3, 8, 8).softmax(-1) @ x[:, None]
+
+    def forward(self, x):
+        return self.odd(self.known(x, x, x)[0])
+
+
+def test_attention_that_is_not_understood_is_named():
+    inputs = [Input(name, args=(torch.randn(2, 8, 16),)) for name in ("one", "other")]
+    result = examine(Subject("odd", Odd(), inputs))
+    assert [found["name"] for found in result["layers"]] == ["known"]
+    assert result["not_understood"] == {"odd": 2}
+    assert make_result(make_call())["not_understood"] == {}
+    with pytest.raises(TargetError) as caught:
+        examine(Subject("odd", Odd().odd, inputs))
+    said = "Attention was seen but not understood in (outside any module) (2 calls)."
+    assert str(caught.value).endswith(f" or a softmax of scores. {said}")
+
+
 class Raising(Silent):
     def forward(self, x):
         raise RuntimeError("shapes 3 and 4 differ\nlong story")
 
 
-def test_a_model_that_raises_is_told_in_one_line():
+def test_a_model_that_raises_is_reported_in_one_line():
     subject = Subject("bad", Raising(), [Input("x", args=(1,))])
     with pytest.raises(TargetError) as caught:
         examine(subject, listen=listen_to(make_call()))
@@ -140,11 +164,11 @@ def test_training_flags_come_back():
     assert not model.part.training
 
 
-def test_progress_is_told():
-    told = []
+def test_progress_is_reported():
+    progress = []
     subject = Subject("m", Silent(), [Input("x"), Input("y")])
-    examine(subject, listen=listen_to(make_call()), on_input=lambda *at: told.append(at))
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    examine(subject, listen=listen_to(make_call()), on_input=lambda *at: progress.append(at))
+    assert progress == [(0, 2), (1, 2), (2, 2)]
 
 
 # ---------------------------------------------------------------- pictures

@@ -1,4 +1,4 @@
-"""Hearing of single calls: their health, scores, weights, and the same calls rescaled."""
+"""Listening to single calls: their health, scores, weights, and the same calls rescaled."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ BIAS = randn(HQ, L, S, seed=4)
 LOW = torch.finfo(torch.float32).min
 
 
-def hear(run, model=None):
+def calls_of(run, model=None):
     calls = []
     with levelhead.torch.listen(calls.append, model):
         run()
@@ -79,7 +79,7 @@ def test_a_call(name):
         for key, value in options.items()
     }  # fmt: skip
     arrays = [x.numpy() for x in (Q, K, V)]
-    (call,) = hear(run)
+    (call,) = calls_of(run)
     assert call.kind == ("eager" if "eager" in name else "fused")
     assert (call.shape, call.dk, call.module) == ((B, HQ, L, S), D, "")
     assert call.scale == pytest.approx(options["scale"])
@@ -110,7 +110,7 @@ def test_a_call(name):
 
 def test_scales_per_head_are_told_as_their_mean():
     scales = torch.tensor([0.1, 0.2, 0.3, 0.4])
-    (call,) = hear(lambda: levelhead.torch.attention(Q, K, V, scale=scales))
+    (call,) = calls_of(lambda: levelhead.torch.attention(Q, K, V, scale=scales))
     assert call.scale == pytest.approx(0.25)
     expected = lh.reference(
         *(x.numpy() for x in (Q, K, V)), scale=2 * scales.numpy(), return_health=True
@@ -121,7 +121,7 @@ def test_scales_per_head_are_told_as_their_mean():
 def test_any_number_of_batch_dimensions():
     for shape in ((L, D), (HQ, L, D), (3, 2, HQ, L, D), (0, HQ, L, D)):
         x = randn(*shape)
-        (call,) = hear(lambda x=x: F.scaled_dot_product_attention(x, x, x))
+        (call,) = calls_of(lambda x=x: F.scaled_dot_product_attention(x, x, x))
         batch = int(np.prod(shape[:-3]))
         heads = shape[-3] if len(shape) > 2 else 1
         assert call.shape == (batch, heads, L, L)
@@ -134,12 +134,12 @@ def test_any_number_of_batch_dimensions():
 def test_names():
     model = lively(Stack())
     x = randn(2, 13, 32)
-    assert [call.module for call in hear(lambda: model(x), model)] == ["layers.0", "layers.1"]
-    assert [call.module for call in hear(lambda: model(x))] == ["Attention"] * 2
+    assert [call.module for call in calls_of(lambda: model(x), model)] == ["layers.0", "layers.1"]
+    assert [call.module for call in calls_of(lambda: model(x))] == ["Attention"] * 2
     part = model.layers[1]
-    assert [call.module for call in hear(lambda: model(x), part)] == ["", ""]
+    assert [call.module for call in calls_of(lambda: model(x), part)] == ["", ""]
     both = nn.Sequential(model, Stack(1))
-    assert [call.module for call in hear(lambda: both(x), both)] == [
+    assert [call.module for call in calls_of(lambda: both(x), both)] == [
         "0.layers.0", "0.layers.1", "1.layers.0",
     ]  # fmt: skip
 
@@ -179,6 +179,6 @@ def test_compiled_parts_run_eagerly():
     compiled = torch.compile(
         lambda q: F.scaled_dot_product_attention(q, q, q), backend="eager", fullgraph=True
     )
-    assert len(hear(lambda: compiled(Q))) == 1
+    assert len(calls_of(lambda: compiled(Q))) == 1
     assert torch._dynamo.eval_frame._stance.stance == "default"
     compiled(Q)

@@ -249,12 +249,13 @@ def test_the_map_is_moved_in_by_keys(look, checkup_file):
 
 
 def test_a_page_without_pictures_says_so(look, tmp_path):
-    result = make_result(make_call(), pictures=False)
+    result = make_result(make_call(), pictures=False, missed=[NASTY])
     result["pictures"] = {"inputs": [], "layers": [[]]}
     path = tmp_path / "page.html"
     path.write_text(checkup_page(result), encoding="utf-8")
     tab = look(path)
     assert "too long to draw" in text_of(tab, "#heat")
+    assert f"not understood in {NASTY} (1 call)." in text_of(tab, "#missing")
     cell(tab, 0, 2).click()
     assert "head 2" in text_of(tab, "#head-title")
 

@@ -10,6 +10,7 @@ from rich.console import Console
 import levelhead as lh
 from levelhead._health.describe import headline
 from levelhead._health.judge import severity
+from levelhead._health.table import GAP, table
 from levelhead._health.verdicts import VERDICTS
 from levelhead.report import (
     checkup_json,
@@ -35,7 +36,7 @@ WELL = make_result(make_call(seed=3, length=32), pictures=False)
 def text_of(result, width=100):
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
-        console.print(checkup_text(result))
+        console.print(checkup_text(result, console.width))
         return console.export_text()
 
 
@@ -131,7 +132,36 @@ def test_the_terminal_shows_other_scales():
 
 def test_the_terminal_holds_many_heads_and_narrow_windows():
     text = text_of(make_result(make_call(heads=40, length=8), pictures=False), width=60)
-    assert max(map(len, text.splitlines())) <= 60
+    assert max(map(len, text.splitlines())) <= 60 and "…" not in text
+    assert "\n    12 uniform, 28 healthy\n" in text
+    wide = text_of(make_result(make_call(heads=70, length=8), pictures=False), width=60)
+    assert max(map(len, wide.splitlines())) <= 60 and "…" in wide
+
+
+# ---------------------------------------------------------------- tables of text
+
+
+ROWS = [["7", "one two three four"], ["12", ""]]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, ["largest value  words", "            7  one two three four", "           12"]),
+        (40, ["largest value  words", "            7  one two three four", "           12"]),
+        (
+            24,
+            ["largest", "  value  words", "      7  one two three", "         four", "     12"],
+        ),
+        (
+            17,
+            ["largest", "  value", "  words", "      7", "  one two three", "  four", "     12"],
+        ),
+    ],
+)
+def test_a_table_makes_room_for_its_last_column(width, lines):
+    top, rows = table(["largest value", "words"], ROWS, "><", width)
+    assert [GAP.join(line).rstrip() for line in top + rows] == lines
 
 
 def test_a_model_of_nan_is_shown():
@@ -139,6 +169,15 @@ def test_a_model_of_nan_is_shown():
     call.query[:] = float("nan")
     text = text_of(make_result(call))
     assert "3 of 3 heads need attention: 3 nonfinite." in text
+
+
+def test_attention_that_was_not_understood_is_named():
+    result = make_result(make_call(), pictures=False, missed=["odd", "odd", ""])
+    said = "Attention was seen but not understood in odd (2 calls), (outside any module) (1 call)."
+    assert said in text_of(result) and page_data(result)["missing"] == said
+    data = json.loads(checkup_json(result))
+    assert data["not_understood"] == {"odd": 2, "(outside any module)": 1}
+    assert "not understood" not in text_of(WELL) and page_data(WELL)["missing"] == ""
 
 
 # ---------------------------------------------------------------- JSON

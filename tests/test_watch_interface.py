@@ -32,9 +32,9 @@ X = randn(2, 13, 32)
 def test_nothing_seen_is_loud():
     model = nn.Linear(4, 4)
     expected = pytest.warns(RuntimeWarning, match="saw no attention call")
-    with expected as told, levelhead.torch.watch(model) as seen:
+    with expected as warned, levelhead.torch.watch(model) as seen:
         model(randn(2, 4))
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert seen.summary() == "no attention call was seen"
     assert seen.health == {} and seen.calls == 0
 
@@ -52,7 +52,7 @@ def test_a_scripted_module_cannot_be_looked_into():
         scripted(randn(2, 4, 11, 8))
 
 
-def test_calls_on_another_thread_are_told_of():
+def test_calls_on_another_thread_are_reported():
     model = Stack()
     expected = pytest.warns(RuntimeWarning, match="on the thread that opened it")
     with expected, levelhead.torch.watch(model):
@@ -191,7 +191,7 @@ def test_the_summary_is_worst_first():
     assert (alert.layer, alert.heads) == (named[0], 6)
 
 
-def test_the_newest_step_is_told_of_though_the_history_thins_out(monkeypatch):
+def test_the_newest_step_is_reported_though_the_history_thins_out(monkeypatch):
     monkeypatch.setattr("levelhead.torch.watching._watch._HISTORY", 4)
     model = Louder(1.0)
     with levelhead.torch.watch(model) as seen, torch.no_grad():

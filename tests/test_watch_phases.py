@@ -349,30 +349,30 @@ def test_alerts_before_training_are_kept_apart():
         def forward(self, x):
             return super().forward(x * self.size)
 
-    model, told = lively(Loud(1), size=0.1), []
+    model, alerts = lively(Loud(1), size=0.1), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    watch, records = watching(model, on_alert=told.append)
+    watch, records = watching(model, on_alert=alerts.append)
     with watch:
         no_grad(lambda: model(X))
         model.size = 300.0
         no_grad(lambda: model(X))
-        assert [(a.step, a.phase) for a in watch.alerts] == [(1, "inference")] * len(told)
-        early = len(told)
-        assert early == 1 and str(told[0]).startswith("inference, step 1, 4 heads, the worst ")
+        assert [(a.step, a.phase) for a in watch.alerts] == [(1, "inference")] * len(alerts)
+        early = len(alerts)
+        assert early == 1 and str(alerts[0]).startswith("inference, step 1, 4 heads, the worst ")
         model.size = 1.0
         update(model, model(X).square().mean(), optimizer)
         assert watch.alerts == []
         model.size = 300.0
         update(model, model(X).square().mean(), optimizer)
-    assert watch.alerts == told[early:] == list(records[-1].alerts)
+    assert watch.alerts == alerts[early:] == list(records[-1].alerts)
     assert {(alert.step, alert.phase) for alert in watch.alerts} == {(1, "training")}
     assert str(watch.alerts[0]).startswith("step 1, 4 heads, the worst layers.0, head ")
     early_ones = watch.before_training.alerts
     assert {(alert.step, alert.phase) for alert in early_ones} == {(-1, "before training")}
-    assert [alert.head for alert in early_ones] == [alert.head for alert in told[:early]]
+    assert [alert.head for alert in early_ones] == [alert.head for alert in alerts[:early]]
 
 
-def test_a_head_that_is_bad_before_training_is_told_of_again_in_training():
+def test_a_head_that_is_bad_before_training_is_reported_again_in_training():
     model = lively(Stack(1), size=0.1)
     model.layers[0].qkv.weight.data *= 300
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -523,7 +523,7 @@ def test_a_forward_that_fails(error, train):
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_parts_with_optimizers_of_their_own(every):
-    """Unheard forwards of parts end no step and hold none up."""
+    """Forwards of parts end no step and hold none up."""
     model = lively(Wrapper(), size=0.1)
     one, two = (torch.optim.SGD(layer.parameters(), lr=1e-4) for layer in model.net.layers)
     watch, records = watching(model, every=every)

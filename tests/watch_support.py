@@ -133,12 +133,12 @@ class Oracle:
 @contextmanager
 def oracle():
     """PyTorch's function replaced by an Oracle, its fast paths off."""
-    told, original = Oracle(), F.scaled_dot_product_attention
+    truth, original = Oracle(), F.scaled_dot_product_attention
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    F.scaled_dot_product_attention = told
+    F.scaled_dot_product_attention = truth
     try:
-        yield told
+        yield truth
     finally:
         F.scaled_dot_product_attention = original
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -205,11 +205,11 @@ def watch_training(model, run, tolerance=2e-5, but=(), oracle_run=None, **option
         watched = train_step(model, run)
     assert_same_step(watched, plain, tolerance)
     torch.set_rng_state(state)
-    with oracle() as told:
+    with oracle() as truth:
         assert_same_step(train_step(model, oracle_run or run), plain, tolerance)
-    assert_same_health(seen.health, told.health(), but=but)
-    assert_same_gradients(seen.gradients, told.gradients())
-    assert seen.calls == len(told.calls)
+    assert_same_health(seen.health, truth.health(), but=but)
+    assert_same_gradients(seen.gradients, truth.gradients())
+    assert seen.calls == len(truth.calls)
     return seen
 
 

@@ -95,7 +95,8 @@ def checkup(
                 write_whole(json, checkup_json(result))
             if html is not None:
                 write_whole(html, checkup_page(result))
-        _console().print(checkup_text(result))
+        console = _console()
+        console.print(checkup_text(result, console.width))
         for path in filter(None, (html, json)):
             _say(f"wrote {path}")
         if fail_on is not None and (why := failing(result, fail_on)):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from .findings import HEAD, Finding
 from .judge import Evidence, Judgement, judge, severity
-from .numbers import number, plain
+from .numbers import number, place, plain
 from .statistics import Derived, statistics_of
+from .table import GAP, table
 from .verdicts import LOUD, SHORT, ranked
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 Head = Mapping[str, Any]
 MOST_IN_REPR = 8  # heads
+MOST_NAMED = 8  # modules
+WIDEST = 100  # columns of a printed table
 
 
 # ------------------------------------------------------------ heads as plain dicts
@@ -133,6 +136,15 @@ def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] 
     return f"{when}: {said}" if when else said[0].upper() + said[1:]
 
 
+def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
+    """The line that names the modules whose attention was not understood, if there are any."""
+    if not not_understood:
+        return []
+    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
+    more = f" and {len(names) - MOST_NAMED} more modules" if len(names) > MOST_NAMED else ""
+    return [f"Attention was seen but not understood in {', '.join(names[:MOST_NAMED])}{more}."]
+
+
 def in_brief(health: PerHead) -> str:
     """The number of heads, and the worst one if they can be judged."""
     heads = plural(health.shape[-1], "head")
@@ -153,7 +165,7 @@ def health_table(health: Health, most: int | None = None) -> str:
         total = sum(head[name] or 0 for head in heads)
         seen += [plural(total, noun)] if total or name == "rows" else []
     names = [f"{judged_as(head)}{_FEW if head['verdict'] == SHORT else ''}" for head in heads]
-    return "\n".join([", ".join(seen), *_lines(type(health), heads, names, most)])
+    return "\n".join([", ".join(seen), *_lines(type(health), heads, {"verdict": names}, most)])
 
 
 def gradient_table(gradients: GradHealth, most: int | None = None) -> str:
@@ -164,7 +176,7 @@ def gradient_table(gradients: GradHealth, most: int | None = None) -> str:
         for head in range(gradients.shape[-1])
     ]
     heads.sort(key=lambda head: (head["survival"] is None, head["survival"]))
-    return "\n".join(_lines(type(gradients), heads, None, most))
+    return "\n".join(_lines(type(gradients), heads, {}, most))
 
 
 _SEEN = {
@@ -177,24 +189,25 @@ _FEW = " (few keys)"
 
 
 def _lines(
-    kind: type, heads: Sequence[Head], verdicts: Sequence[str] | None, most: int | None
+    kind: type, heads: Sequence[Head], words: Mapping[str, Sequence[str]], most: int | None
 ) -> list[str]:
-    """Headings and a line per head, with the statistics that have a heading."""
+    """Headings and a line per head: words, then the statistics that have a heading."""
     if not heads:
         return []
     columns = {name: each.heading for name, each in statistics_of(kind).items() if each.heading}
-    widths = [max(9, len(heading) + 1) for heading in columns.values()]
-
-    def line(head: str, verdict: str, cells: Iterable[str]) -> str:
-        named = "" if verdicts is None else f"  {verdict:<20}"
-        return f"{head:>4}{named}" + "".join(
-            f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
-        )
-
-    lines = [line("head", "verdict", columns.values())]
-    for head, verdict in list(zip(heads, verdicts or [""] * len(heads), strict=True))[:most]:
-        values = (math.nan if head[name] is None else head[name] for name in columns)
-        lines.append(line(str(head["head"]), verdict, (number(each, ".3g") for each in values)))
+    rows = [
+        [
+            str(head["head"]),
+            *(each[at] for each in words.values()),
+            *(number(math.nan if head[x] is None else head[x], ".3g") for x in columns),
+        ]
+        for at, head in enumerate(heads[:most])
+    ]
+    headings = ["head", *words, *columns.values()]
+    align = ">" + "<" * len(words) + ">" * len(columns)
+    top, below = table(headings, rows, align)
+    gap = GAP if len(GAP.join(top[0])) <= WIDEST else " "
+    lines = [gap.join(line) for line in top + below]
     if most is not None and len(heads) > most:
         lines.append(f"… and {plural(len(heads) - most, 'more head')}")
     return lines

@@ -1,13 +1,14 @@
-"""Run a subject, listen to its attention, and gather what was heard as one plain dict."""
+"""Run a subject, listen to its attention, and gather what was seen as one plain dict."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .._health import Evidence, Health
-from .._health.describe import describe
+from .._health.describe import describe, missing_calls
 from ..scaling import scale_rule
 from ._errors import TargetError, install, told
 from ._pictures import Album
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 ALTERNATIVES = ("none", "dk", "sqrt_dmodel")
 
 
-Listen = Callable[[Callable[[Any], None], Any], AbstractContextManager[Any]]
+Listen = Callable[[Callable[[Any], None], Any, Callable[[str], None]], AbstractContextManager[Any]]
 
 
 class _Layer:
@@ -78,12 +79,17 @@ def examine(
     "place #2": shared weights see different queries at every depth.
     """
     layers: dict[str, _Layer] = {}
+    not_understood: Counter[str] = Counter()
     album = Album()
+
+    def miss(module: str) -> None:
+        not_understood[_name(module)] += 1
+
     for done, given in enumerate(subject.inputs):
         on_input(done, len(subject.inputs))
         seen: dict[str, int] = {}
 
-        def hear(call: Call, given: Input = given, seen: dict[str, int] = seen) -> None:
+        def add(call: Call, given: Input = given, seen: dict[str, int] = seen) -> None:
             seen[call.module] = seen.get(call.module, 0) + 1
             name = _name(call.module, seen[call.module])
             layer = layers.setdefault(name, _Layer(call, subject.width))
@@ -91,12 +97,13 @@ def examine(
             if pictures:
                 album.add(name, call, given, list(layer.factors.values()))
 
-        _run(subject, given, (listen or _listen())(hear, subject.model))
+        _run(subject, given, (listen or _listen())(add, subject.model, miss))
     on_input(len(subject.inputs), len(subject.inputs))
     if not layers:
         raise TargetError(
             f"{subject.name} made no attention call that can be seen; a checkup needs a model "
             "that calls scaled_dot_product_attention, nn.MultiheadAttention or a softmax of scores"
+            + "".join(f". {line}" for line in missing_calls(not_understood))
         )
     return {
         "model": subject.name,
@@ -105,12 +112,13 @@ def examine(
             {"text": given.label, "tokens": max(map(len, given.tokens), default=None)}
             for given in subject.inputs
         ],
+        "not_understood": dict(not_understood),
         "layers": [layer.result(name) for name, layer in layers.items()],
         "pictures": album.result(list(layers)) if pictures else None,
     }
 
 
-def _name(module: str, occurrence: int) -> str:
+def _name(module: str, occurrence: int = 1) -> str:
     name = module or "(outside any module)"
     return name if occurrence == 1 else f"{name} #{occurrence}"
 

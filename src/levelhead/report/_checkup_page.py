@@ -14,6 +14,7 @@ from .._health.describe import (
     headline,
     judged_as,
     listed,
+    missing_calls,
     needs_attention,
     plural,
 )
@@ -52,6 +53,7 @@ def page_data(result: Result) -> dict[str, Any]:
     return {
         "headline": headline(heads),
         "about": subtitle(result),
+        "missing": " ".join(missing_calls(result["not_understood"])),
         "made": f"Made by levelhead {__version__}. A verdict is a rule of thumb with a source, "
         "listed in levelhead's docs/health.md.",
         "inputs": _inputs(result),

@@ -46,12 +46,12 @@ def attention(
     sums = torch.empty(0, dtype=torch.float64)
     if health:
         sums = tiled_health(given)
-    if (heard := listeners.get(listener)) is not None and output.requires_grad:
+    if (on_gradients := listeners.get(listener)) is not None and output.requires_grad:
 
-        def hear(grad: Tensor) -> None:  # what a hook returns would replace the gradient
-            heard(tiled_gradients(given, grad))
+        def measure(grad: Tensor) -> None:  # what a hook returns would replace the gradient
+            on_gradients(tiled_gradients(given, grad))
 
-        output.register_hook(hear)
+        output.register_hook(measure)
     return output, rows, matrix, sums
 
 

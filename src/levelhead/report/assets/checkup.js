@@ -214,6 +214,7 @@
 
   fill("headline", data.headline);
   fill("about", data.about);
+  fill("missing", data.missing);
   fill("inputs", data.inputs);
   fill("made", data.made);
   HeadMap.legend("legend", new Set(scales.flatMap((scale) => Object.keys(scale.counts || {}))));

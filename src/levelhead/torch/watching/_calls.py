@@ -21,19 +21,17 @@ Floats = NDArray[np.float64]
 _FEW_PAIRS = 1 << 24  # 64 MB of scores
 
 
-class Heard:
-    """Passes on the sums of `GradHealth` when a backward runs; holds nothing of the call."""
+class GradientCallbacks(list[Callable[[GradHealth], None]]):
+    """Who wants a call's GradHealth when its backward runs; holds nothing of the call.
 
-    def __init__(self) -> None:
-        self.hearers: list[Callable[[GradHealth], None]] = []
-        self.counted: Tensor | None = None  # pairs, if the sums are taken from gradients of them
+    counted: pairs, if the sums are taken from gradients of them
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self.hearers)
+    counted: Tensor | None = None
 
     def __call__(self, sums: Tensor) -> None:
-        for hearer in self.hearers:
-            hearer(GradHealth(_entries(sums)))
+        for callback in self:
+            callback(GradHealth(_entries(sums)))
 
 
 class Call:
@@ -46,7 +44,7 @@ class Call:
     shape:  (batch, heads, queries, keys)
     dk:     the dimension of queries and keys
     scale:  what the products of queries and keys were multiplied with (a mean over heads)
-    on_gradients: set it to hear of the call's GradHealth when backward runs
+    on_gradients: set it to be called with the call's GradHealth when backward runs
     """
 
     kind: str
@@ -178,21 +176,21 @@ class EagerCall(Call):
 
 
 class Pending:
-    """A softmax: attention if its weights meet values.
+    """A softmax: attention if its weights are multiplied with values.
 
-    modules: that were running then, by id
-    call:    None if it was not understood, or was told of
-    is_told: it was told of, be it as not understood
+    modules:     that were running then, by id
+    call:        None if it was not understood, or was reported
+    is_reported: also as not understood
     """
 
     def __init__(self, modules: set[int]) -> None:
-        self.modules, self.heard, self.is_told = modules, Heard(), False
+        self.modules, self.callbacks, self.is_reported = modules, GradientCallbacks(), False
         self.call: EagerCall | None = None
 
     def is_understood(self, columns: int) -> bool:
-        """Whether it can be told of, if its weights have so many columns when they meet values.
+        """Whether it can be reported, if its weights have so many columns at the values.
 
-        A single column beside the keys is a sink, cut off or not. Several that meet values are
+        A single column beside the keys is a sink, cut off or not. Several at the values are
         keys whose scores were not followed.
         """
         if self.call is None:

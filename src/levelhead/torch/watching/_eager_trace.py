@@ -3,8 +3,8 @@
 A note goes with each tensor that may matter. A product may be scores (_products.py); what
 multiplies all of it belongs to the scale; whatever else is done to it (softcap, bias, mask, a sink
 put beside it) makes logits of it; a softmax over the keys of such logits makes weights; and when
-weights meet values in another product, that was attention. Of queries and keys the axes are
-followed (_axes.py): they tell which are the heads.
+another product multiplies weights with values, that was attention. Of queries and keys the axes are
+followed (_axes.py): they say which are the heads.
 """
 
 from __future__ import annotations

@@ -27,7 +27,10 @@ class Phase:
         self._thresholds = thresholds
         self._alerts = Alerts(name, Thresholds().changed(thresholds))
         self._scales: dict[str, ScaleInUse] = {}
-        self._seen, self._heard = Accumulator[Health](), Accumulator[GradHealth]()  # in this step
+        self._step_health, self._step_gradients = (
+            Accumulator[Health](),
+            Accumulator[GradHealth](),
+        )  # in this step
         self._health, self._gradients = (
             Accumulator[Health](),
             Accumulator[GradHealth](),
@@ -37,12 +40,12 @@ class Phase:
 
     @property
     def health(self) -> dict[str, Health]:
-        return together(self._health.merged(), self._seen.merged())
+        return together(self._health.merged(), self._step_health.merged())
 
     @property
     def gradients(self) -> dict[str, GradHealth]:
-        heard = together(self._gradients.merged(), self._heard.merged())
-        return in_order_of(self.health, heard)
+        gradients = together(self._gradients.merged(), self._step_gradients.merged())
+        return in_order_of(self.health, gradients)
 
     @property
     def calls(self) -> int:
@@ -50,27 +53,27 @@ class Phase:
 
     def __bool__(self) -> bool:
         """Whether the current step has seen a call."""
-        return bool(self._seen)
+        return bool(self._step_health)
 
     @property
     def course(self) -> tuple[Finding, ...]:
         """What the course of the phase says now."""
         return self._alerts.course
 
-    def see(self, layer: str, health: Health, scale: ScaleInUse) -> None:
+    def add_call(self, layer: str, health: Health, scale: ScaleInUse) -> None:
         self._calls[1] += 1
-        self._seen.add(layer, health)
+        self._step_health.add(layer, health)
         self._scales[layer] = scale
 
-    def hear(self, layer: str, gradients: GradHealth) -> None:
-        self._heard.add(layer, gradients)
+    def add_gradients(self, layer: str, gradients: GradHealth) -> None:
+        self._step_gradients.add(layer, gradients)
 
     def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
-        health = together(*(phase._seen.merged() for phase in (self, *joined)))
-        heard = together(*(phase._heard.merged() for phase in (self, *joined)))
+        health = together(*(phase._step_health.merged() for phase in (self, *joined)))
+        gradients = together(*(phase._step_gradients.merged() for phase in (self, *joined)))
         return StepRecord(
-            *(self.step, time.time(), health, in_order_of(health, heard)),
+            *(self.step, time.time(), health, in_order_of(health, gradients)),
             thresholds=self._thresholds,
             phase=self.name,
             course=self.course,
@@ -98,8 +101,8 @@ class Phase:
     def forget_step(self) -> int:
         """Begin the current step anew; how many calls it had seen."""
         calls, self._calls[1] = self._calls[1], 0
-        self._seen.clear()
-        self._heard.clear()
+        self._step_health.clear()
+        self._step_gradients.clear()
         return calls
 
     def take_over(self, phase: Phase) -> None:

@@ -18,9 +18,9 @@ from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
 from ...scaling import in_use
 from ._attribution import ModuleNames
 from ._calls import Call
-from ._forwards import Hook, after_backward, doors, in_backward, without_gradients
+from ._forwards import Hook, after_backward, entry_modules, in_backward, without_gradients
 from ._intercept import Listener
-from ._listen import Ear
+from ._listen import ThreadInterceptor
 from ._phase import Phase
 from ._scalars import Scalars
 from ._unended import Unended
@@ -34,7 +34,7 @@ class Steps:
     call of the model without gradients is a step of inference, and what there was of that when
     the first optimizer steps was before training.
 
-    left_out: how many calls were heard and not counted, by their kind
+    left_out: how many calls were seen and not counted, by their kind
     not_understood: how many could not be measured, by module
     """
 
@@ -67,7 +67,7 @@ class Steps:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._round: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._heads: dict[str, int] = {}  # of the modules that made calls
-        self._doors: list[Any] | None = None  # hooks on them, while they are watched
+        self._entries: list[Any] | None = None  # hooks on them, while they are watched
         self._undo: list[Callable[[], Any]] = []
 
     @property
@@ -83,9 +83,9 @@ class Steps:
         self.inference.step = max(self.inference.step, self.training.step)
         self._optimizers.clear()
         self._unended = None if self._by_hand else Unended(self._model)
-        self._ear = Ear.of_this_thread()
+        self._interceptor = ThreadInterceptor.current()
         self._names = ModuleNames(self._model)
-        self._listener = Listener(self._see, self._names, self._miss, looks=False)
+        self._listener = Listener(self._see, self._names, self._miss, matrices=False)
         stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
         self._undo = [stepped.remove]
         if not isinstance(self._model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
@@ -104,7 +104,7 @@ class Steps:
             undo()
         if any(self.shown):
             self._end_step()
-        return self._unended.told() if self._unended else None
+        return self._unended.message() if self._unended else None
 
     def end_by_hand(self) -> None:
         ended = self._new and not self._by_hand  # by an optimizer: whoever calls this means that
@@ -123,11 +123,11 @@ class Steps:
     # ------------------------------------------------------------ forwards
 
     def _begin_forward(self) -> None:
-        if not self._ear.is_here() or in_backward():  # there a checkpoint runs, again
+        if not self._interceptor.is_current() or in_backward():  # there a checkpoint runs, again
             return
         self._end_if_over()
         self._new = False
-        self._ear.settle()
+        self._interceptor.update()
         self._infers = without_gradients()
         if not (self._infers and self.trains):  # which is evaluation, and in no step
             self._add_late(self.scalars.begin_step())
@@ -139,11 +139,15 @@ class Steps:
             self._listen()
 
     def _begin_part(self) -> None:
-        if not self._infers and self._ear.is_here() and not (in_backward() or without_gradients()):
+        if (
+            not self._infers
+            and self._interceptor.is_current()
+            and not (in_backward() or without_gradients())
+        ):
             self._await_training()
 
     def _end_forward(self) -> None:
-        if self._infers and self._ear.is_here():
+        if self._infers and self._interceptor.is_current():
             self._infers = False
             if not (self.trains or self._by_hand):
                 self._end(self.inference)
@@ -234,7 +238,7 @@ class Steps:
             self._listen()
 
     def _listen(self) -> None:
-        """Hear of calls on steps that are recorded, and only then."""
+        """Intercept calls on steps that are recorded, and only then."""
         if self._seeing:  # amid a forward: a checkpoint in it must compute the same way again
             return
         training = self.trains or self._awaited
@@ -242,19 +246,19 @@ class Steps:
         wanted = self.is_on and phase.step % self._every == 0
         if wanted != self._listening:
             self._listening = wanted
-            (self._ear.add if wanted else self._ear.remove)(self._listener)
-        self._ear.settle()
+            (self._interceptor.add if wanted else self._interceptor.remove)(self._listener)
+        self._interceptor.update()
         # Between steps of inference the first step of training must not go unnoticed.
-        watched, self._doors = self._doors, None
+        watched, self._entries = self._entries, None
         if self.is_on and not (wanted or training):
-            self._doors = self._watch_doors() if watched is None else watched
+            self._entries = self._watch_entries() if watched is None else watched
         else:
             for hook in watched or ():
                 hook.remove()
 
-    def _watch_doors(self) -> list[Any]:
+    def _watch_entries(self) -> list[Any]:
         hook = Hook(self._begin_part)
-        modules = doors(self._model, self._names, self._heads)
+        modules = entry_modules(self._model, self._names, self._heads)
         return [module.register_forward_pre_hook(hook) for module in modules]
 
     # ------------------------------------------------------------ calls
@@ -287,13 +291,13 @@ class Steps:
             return
         layer = self._layer_of(call)
         if not again:
-            phase.see(layer, call.health, in_use(call.scale, call.dk, self._width(call)))
+            phase.add_call(layer, call.health, in_use(call.scale, call.dk, self._width(call)))
         if evaluates:
             return
         if self._unended and not again:
             self._unended.forward()
         if self._gradients_wanted:
-            call.on_gradients = functools.partial(self._hear, layer)
+            call.on_gradients = functools.partial(self._add_gradients, layer)
 
     def _width(self, call: Call) -> int:
         """Of the model: as its configuration says, else as wide as all heads of the call."""
@@ -304,8 +308,8 @@ class Steps:
         if not (in_backward() or (self.trains and without_gradients())):
             self.not_understood[module] += 1
 
-    def _hear(self, layer: str, gradients: GradHealth) -> None:
-        self.training.hear(layer, gradients)
+    def _add_gradients(self, layer: str, gradients: GradHealth) -> None:
+        self.training.add_gradients(layer, gradients)
         if self._unended:
             self._unended.backward()
 

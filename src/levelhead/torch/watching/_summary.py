@@ -13,6 +13,7 @@ from ..._health.describe import (
     describe,
     headline,
     in_words,
+    missing_calls,
     needs_attention,
     plural,
 )
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from ...store import Run
 
 _WORST = 5
-_NAMED = 8
 
 
 def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
@@ -56,15 +56,6 @@ def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
     if len(ill) > _WORST:
         lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
     return "\n".join([*lines, *missing])
-
-
-def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
-    """The line that names the modules whose attention was not understood, if there are any."""
-    if not not_understood:
-        return []
-    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
-    more = f" and {len(names) - _NAMED} more modules" if len(names) > _NAMED else ""
-    return [f"Attention was seen but not understood in {', '.join(names[:_NAMED])}{more}."]
 
 
 def _worst(heads: Sequence[Head]) -> str:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..._health import Finding, GradHealth, Health, Thresholds, findings
-from ..._health.describe import plural
+from ..._health.describe import missing_calls, plural
 from ..._health.verdicts import LOUD
 from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
-from ._summary import missing_calls, summarise
+from ._summary import summarise
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -142,12 +142,12 @@ class watch:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many calls were heard but not counted: of "evaluation", of "other models"."""
+        """How many calls were seen but not counted: of "evaluation", of "other models"."""
         return dict(+self._steps.left_out)
 
     @property
     def not_understood(self) -> dict[str, int]:
-        """Per module how many calls were heard that could not be followed back to scores."""
+        """Per module how many calls were seen that could not be followed back to scores."""
         return dict(self._steps.not_understood)
 
     def summary(self) -> str:
