@@ -17,15 +17,15 @@ from .._health.describe import (
     headline,
     in_words,
     judged_as,
-    listed,
     needs_attention,
     plural,
 )
 from .._health.judge import severity
 from .._health.numbers import number
 from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
+from ..checkup import compared
 from ._names import short_names
-from ._scales import compared, of_all, scale_label, scale_views
+from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
 from ._words import subtitle
 
 Result = Mapping[str, Any]
@@ -40,12 +40,15 @@ def checkup_text(result: Result) -> RenderableType:
     parts: list[RenderableType] = [
         Text(subtitle(result), style="dim"),
         Text(headline([head for _, head in heads]), style="bold"),
+        *map(Text, in_use(result)),
         "",
         _map(result, names),
         Padding(_legend({head["verdict"] for _, head in heads}), (0, 0, 1, 2)),
         *_worst(heads),
         Text("The same queries and keys at other scales", style="bold"),
+        Text(f"  {ABOUT}", style="dim"),
         _scales(result),
+        *([] if is_known(result) else [Text(f"  {NOT_KNOWN}", style="dim")]),
     ]
     return Group(*parts)
 
@@ -138,15 +141,18 @@ def _hint(hint: str) -> RenderableType:
 def _scales(result: Result) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     table.add_column("  scale", no_wrap=True)
-    statistics = compared()
-    for each in statistics:
-        table.add_column(each.label, justify="right")
-    table.add_column("verdicts", ratio=1)
-    for rule, heads in scale_views(result):
-        label = f"  {scale_label(result, rule)}"
-        if heads is None:
-            table.add_row(label, *[""] * len(statistics), "the scale in use is not known")
-            continue
-        numbers = (number(of_all(heads, each), each.form) for each in statistics)
-        table.add_row(label, *numbers, listed(count(heads)))
+    statistics = [each for each in compared() if each.compared == "mean"]
+    for heading in ("weight moved", *(each.label for each in statistics)):
+        table.add_column(heading, justify="right")
+    table.add_column("what goes wrong", ratio=1)
+    for rule, scale in result["scales"].items():
+        values = [scale[name] for name in ("weight_moved", *(each.name for each in statistics))]
+        forms = [".0%", *(each.form for each in statistics)]
+        cells = (
+            "-" if value is None else number(value, form)
+            for value, form in zip(values, forms, strict=True)
+        )
+        bad, why = in_short(scale)
+        words = Text.assemble((bad, "bold" if needs_attention(scale) else ""), why)
+        table.add_row(f"  {label(result, rule)}", *cells, words)
     return table
