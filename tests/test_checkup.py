@@ -128,9 +128,12 @@ def test_each_scale_says_how_far_it_moves_the_model():
 
 def test_rows_count_alike_whichever_text_they_are_from():
     short, long = make_call(length=8), make_call(seed=1, length=24)
-    heard = iter([listen_to(short), listen_to(long)])
-    subject = Subject("two", Silent(), [Input("one"), Input("other")])
-    result = examine(subject, listen=lambda *given: next(heard)(*given))
+    heard = iter([short, long])
+
+    def listen(on_call, model):
+        return listen_to(next(heard))(on_call, model)
+
+    result = examine(Subject("two", Silent(), [Input("one"), Input("other")]), listen=listen)
     got = [head["weight_moved"] for head in result["layers"][0]["scales"]["none"]["heads"]]
     parts = [call.moved(4.0).weight_moved[0] for call in (short, long)]
     np.testing.assert_allclose(got, (8 * parts[0] + 24 * parts[1]) / 32)
@@ -171,7 +174,7 @@ def test_both_sides_are_told():
     assert flat.startswith(
         f"With 1/d_k: {scales['dk']['weight_moved']:.0%} of the weight moves, the"
     )
-    assert "the entropy rises from " in flat and flat.endswith(" of its maximum: too flat.")
+    assert "the entropy ratio rises from " in flat and flat.endswith(": too flat.")
 
 
 def test_any_factor_can_be_asked_for():

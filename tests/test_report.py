@@ -109,7 +109,12 @@ def scaled(*scales, **options):
         ((0.25,), "1/√d_k", "sqrt_dk", "1/√d_k"),
         ((0.25, 0.25), "1/√d_k in all 2 layers", "sqrt_dk", "1/√d_k"),
         ((1.0,), "none", "none", "none"),
-        ((0.3,), "0.3, which is 1.2 times 1/√d_k", "other", "0.3, which is 1.2 times 1/√d_k"),
+        ((0.3,), "0.3, which is 1.2 times 1/√d_k", "other", "0.3"),
+        (
+            (0.5, 0.6, 0.7, 0.8),
+            "4 different ones in 4 layers, from 0.5 to 0.8",
+            *("other", "4 different scales"),
+        ),
         (
             (0.25, 1.0, 0.25, 0.25, 0.25, 1.0),
             "1/√d_k in 4 layers; none in b and f",

@@ -92,15 +92,15 @@ def _other(name: str, heads: Sequence[Head], used: Mapping[str, Any]) -> dict[st
     level = level_of(moved)
     sharp = numbers["entropy_ratio"] < used["entropy_ratio"]
     direction = AS_TRAINED if level == "ok" else TOO_SHARP if sharp else TOO_FLAT
+    end = "" if level == "ok" else f": {direction}"
     if level == "ok":
-        why, end = "hardly anything changes", ""
+        why = "hardly anything changes"
     elif sharp and numbers["saturated"] > used["saturated"] + 0.1:
-        why, end = f"{_share(numbers['saturated'])} of the rows saturate", f": {direction}"
-        why += f" ({_share(used['saturated'])} as trained)"
+        now, before = (_share(each["saturated"]) for each in (numbers, used))
+        why = f"{now} of the rows saturate ({before} as trained)"
     else:
-        verb, end = "falls" if sharp else "rises", f": {direction}"
-        before, after = used["entropy_ratio"], numbers["entropy_ratio"]
-        why = f"the entropy {verb} from {before:.2f} to {after:.2f} of its maximum"
+        now, before = (f"{each['entropy_ratio']:.2f}" for each in (numbers, used))
+        why = f"the entropy ratio {'falls' if sharp else 'rises'} from {before} to {now}"
     return {
         **{"words": words_of(name), "weight_moved": moved},
         **{"output_changed": mean(heads, "output_changed")},

@@ -27,7 +27,7 @@ _IN_SHORT = {
     "warning": "worse, {}: ",
     "error": "much worse, {}: ",
 }
-_FEW = 3  # layers that are named
+_FEW = 3  # layers, or different scales, that are named
 
 
 def in_use(result: Result) -> Iterator[str]:
@@ -39,6 +39,10 @@ def in_use(result: Result) -> Iterator[str]:
     if len(places) == 1:
         (words,), many = places, len(names)
         yield f"Scale: {words}{f' in all {many} layers' if many > 1 else ''}."
+    elif len(places) > _FEW:
+        scales = [layer["scale"] for layer in result["layers"] if layer["scale"] is not None]
+        ends = f"from {min(scales):.2g} to {max(scales):.2g}"
+        yield f"Scale: {len(places)} different ones in {len(names)} layers, {ends}."
     else:
         parts = (
             f"{words} in {' and '.join(some) if len(some) <= _FEW else plural(len(some), 'layer')}"
@@ -55,7 +59,10 @@ def in_use(result: Result) -> Iterator[str]:
 def label(result: Result, rule: str) -> str:
     """How a scale is called in a table."""
     used, words = next(iter(result["scales"])), result["scales"][rule]["words"]
-    return f"as trained ({words})" if rule == used else words
+    brief = words.partition(",")[
+        0
+    ]  # of a number without a rule how it stands to 1/√d_k is told above
+    return f"as trained ({brief})" if rule == used else words
 
 
 def headline(rule: str, scale: Scale) -> str:
