@@ -10,6 +10,7 @@ from watch_support import Stack, assert_same_health, lively, randn
 import levelhead as lh
 import levelhead.torch
 from levelhead._moved import Moved
+from levelhead.torch import _tiled_health
 from levelhead.torch.watching import _calls
 
 B, HQ, HKV, L, S, D = 2, 4, 2, 9, 11, 8
@@ -141,9 +142,14 @@ def moved_by_hand(arrays, options, factor):
     return moved, np.linalg.norm(changed - o, axis=(-2, -1)) / np.linalg.norm(o, axis=(-2, -1))
 
 
-@pytest.mark.parametrize("few", [1 << 24, 3 * B * HQ * S], ids=["at once", "in parts"])
+@pytest.mark.parametrize(
+    ("tile", "few"),
+    [(1 << 22, 1 << 24), (3 * B * HQ * S, 1 << 24), (3 * B * HQ * S, 1)],
+    ids=["at once", "in tiles", "in tiles, none kept"],
+)
 @pytest.mark.parametrize("name", CALLS)
-def test_how_far_another_scale_moves_a_call(name, few, monkeypatch):
+def test_how_far_another_scale_moves_a_call(name, tile, few, monkeypatch):
+    monkeypatch.setattr(_tiled_health, "TILE", tile)
     monkeypatch.setattr(_calls, "_FEW_PAIRS", few)
     run, options = CALLS[name]
     (call,) = hear(run)

@@ -4,16 +4,5 @@ from ._errors import TargetError
 from ._examine import examine
 from ._subject import Input, Subject
 from ._target import load, load_demo
-from ._what_if import compared, scale_words, with_scale
 
-__all__ = [
-    "Input",
-    "Subject",
-    "TargetError",
-    "compared",
-    "examine",
-    "load",
-    "load_demo",
-    "scale_words",
-    "with_scale",
-]
+__all__ = ["Input", "Subject", "TargetError", "examine", "load", "load_demo"]

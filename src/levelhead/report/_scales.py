@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._health.describe import plural
-from ..checkup import scale_words, with_scale
+from ..checkup._what_if import scale_words, with_scale
 from ..scaling import UNKNOWN
 from ._names import short_names
 

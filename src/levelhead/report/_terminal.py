@@ -23,7 +23,7 @@ from .._health.describe import (
 from .._health.judge import severity
 from .._health.numbers import number
 from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
-from ..checkup import compared
+from ..checkup._what_if import compared
 from ._names import short_names
 from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
 from ._words import subtitle

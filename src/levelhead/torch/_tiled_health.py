@@ -141,11 +141,15 @@ def _tiled_lse(given: CallOptions) -> Tensor:
 
 def tiles(given: CallOptions) -> Iterator[Tile]:
     """The scores of a call, a few rows at a time."""
-    rows = given.query.shape[-2]
-    row = math.prod(given.query.shape[:-2]) * given.key.shape[-2]
-    step = max(1, TILE // max(row, 1))
-    for first in range(0, max(rows, 1), step):  # no rows are one empty tile
-        yield tile_of(given, slice(first, min(first + step, rows)))
+    *lead, rows, _ = given.query.shape
+    for some in row_slices(math.prod(lead), rows, given.key.shape[-2]):
+        yield tile_of(given, some)
+
+
+def row_slices(matrices: int, rows: int, keys: int) -> list[slice]:
+    """The rows of each tile of so many matrices; no rows are one empty tile."""
+    step = max(1, TILE // max(matrices * keys, 1))
+    return [slice(first, min(first + step, rows)) for first in range(0, max(rows, 1), step)]
 
 
 def tile_of(given: CallOptions, rows: slice | None = None) -> Tile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..._health import GradHealth, Health
 from ..._moved import Moved
 from .._attention import CallOptions, compute
 from .._row_statistics import hidden_bias, matrix_health
-from .._tiled_health import head_of, rows_of, tile_of, visibility
+from .._tiled_health import head_of, row_slices, rows_of, tile_of, visibility
 from ._layout import Layout
 
 Floats = NDArray[np.float64]
@@ -75,11 +75,9 @@ class Call:
         """The same with how far it moves weights and outputs from what they were."""
         raise NotImplementedError
 
-    def _row_parts(self) -> list[slice]:
-        """Rows whose weights may be there at once; one part unless there are very many."""
+    def _tiles(self) -> list[slice]:
         batch, heads, rows, keys = self.shape
-        step = max(1, _FEW_PAIRS // max(1, batch * heads * keys))
-        return [slice(at, min(at + step, rows)) for at in range(0, max(rows, 1), step)]
+        return row_slices(batch * heads, rows, keys)
 
 
 class FusedCall(Call):
@@ -133,9 +131,11 @@ class FusedCall(Call):
     @torch.no_grad()
     def moved(self, factor: float) -> Moved:
         healths, sums = [], []
-        for rows in self._row_parts():
+        for rows in self._tiles():
             given = rows_of(self._given, rows)
-            before = self._as_it_was if self._is_small else _attend(given)
+            before = (
+                (x[..., rows, :] for x in self._as_it_was) if self._is_small else _attend(given)
+            )
             output, _, weights, health = compute(_times(_wide(given), factor), True, True)
             healths.append(Health(_entries(health)))
             sums.append(_entries(_moved_sums(visibility(given)[1], before, (output, weights))))
@@ -208,7 +208,7 @@ class EagerCall(Call):
     def moved(self, factor: float) -> Moved:
         scores, logits = self._times(factor)
         parts = []
-        for rows in self._row_parts():
+        for rows in self._tiles():
             both = [self._attend(x, rows) for x in (self._logits, logits)]
             parts.append(_moved_sums(self.counted[..., rows, :], *both))
         sums = torch.stack(parts).sum(0).reshape(*self.shape[:2], -1)
@@ -291,13 +291,12 @@ def _times(given: CallOptions, factor: float) -> CallOptions:
     return given._replace(scales=given.scales * factor)
 
 
-def _moved_sums(
-    counted: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]
-) -> Tensor:
+def _moved_sums(counted: Tensor, before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
     """The sums of `Moved`, (..., heads, 4), from outputs and weights of the same rows."""
     (output, weights), (changed, other) = before, after
     gap = other - weights
-    distance = (gap.abs().sum(-1) + gap.sum(-1).abs()) / 2  # a sink gains what the keys lose
+    lost = gap.sum(-1).abs()  # by the keys, to a learned sink
+    distance = (gap.abs_().sum(-1) + lost) / 2
     sound = weights.sum(-1).isfinite()
     choice = sound & (counted.sum(-1) > 1)
     rows = [
