@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browser_support import DRESSES
-from checkup_support import make_call, make_result
+from checkup_support import make_call, make_result, scales_of
 
 import levelhead as lh
 from levelhead._health.statistics import statistics_of
@@ -206,15 +206,30 @@ def test_scales_change_the_map_and_the_heat_map(look, checkup_file):
     cell(tab, 0, 0).click()
     tab.get_by_label("none").first.check(force=True)
     unscaled = result["layers"][0]["scales"]["none"]["heads"][0]
-    assert cell(tab, 0, 0).inner_text() == VERDICTS[unscaled["verdict"]].letter
+    moved = round(100 * unscaled["weight_moved"])
+    assert cell(tab, 0, 0).inner_text() == str(moved)
+    label = cell(tab, 0, 0).get_attribute("aria-label")
+    assert label.startswith(f"layer.0, head 0: {moved}% of its weight moves.")
+    title = f"layer.0, head 0 without the scale: {moved}% of its weight moves"
+    assert text_of(tab, "#head-title").endswith(title)
     assert unscaled["reason"] in text_of(tab, "#head-words")
     want = calls[0]._run(4.0).weights[0, 0]  # d_k is 16
     np.testing.assert_allclose(drawn(tab, "heat"), want, atol=5e-3)
-    assert "would need attention" in text_of(tab, "#scale-words")
-    assert tab.locator("#scales tbody tr").count() == 4
+    headline = text_of(tab, "h1")
+    assert headline.startswith("Without the scale: ") and headline.endswith("too sharp.")
+    assert "worse than as trained" in headline
+    assert scales_of(result)["none"]["sentence"] in text_of(tab, "#scale-words")
+    assert "attention" not in headline + text_of(tab, "#scale-words")
+    rows = tab.locator("#scales tbody tr").all_inner_texts()
+    assert len(rows) == 4 and rows[0].startswith("as trained (1/√d_k)")
+    assert "worse, too sharp: " in rows[-1]
+    cell(tab, 0, 1).hover()
+    assert "layer.0, head 1: exploding" in text_of(tab, "#tip")
+    assert "(" not in text_of(tab, "#tip").splitlines()[0]  # no level: it only describes
     cell(tab, 2, 0).click()  # a cap lies between its scores and weights
     assert "Not drawn" in text_of(tab, "#heat")
-    tab.get_by_label("as it is (1/√d_k)").first.check(force=True)
+    tab.get_by_label("as trained (1/√d_k)").first.check(force=True)
+    assert text_of(tab, "h1").startswith("2 of 9 heads need attention")
     np.testing.assert_allclose(drawn(tab, "heat"), calls[2].weights(0, 0), atol=1e-3)
     tab.get_by_label("scores", exact=True).check(force=True)
     np.testing.assert_allclose(drawn(tab, "heat"), calls[2].scores(0, 0), atol=1e-3)

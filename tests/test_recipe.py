@@ -269,7 +269,7 @@ def test_the_page_the_json_and_the_text_of_a_checkup():
     }
     assert data["fields"]["made_up_share"] == data["main"]["made_up_share"]
     assert data["compared"]["made_up_share"] == "made-up share"
-    assert data["scales"][0]["numbers"]["made_up_share"] > 0.4  # the mean of both heads
+    assert data["scales"][0]["made_up_share"] > 0.4  # the mean of both heads
     assert ".fixated {" in checkup_page(result)
     head = json.loads(checkup_json(result))["layers"][0]["heads"][1]
     assert (head["verdict"], head["level"]) == ("fixated", "error") and head["made_up_share"] > 0.8

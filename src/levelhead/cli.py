@@ -75,6 +75,10 @@ def checkup(
         str | None,
         typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
     ] = None,
+    scale_factor: Annotated[
+        list[float] | None,
+        typer.Option(metavar="F", min=0, help="Also compare with F times the scale in use."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """The attention health of a model, head by head."""
@@ -88,6 +92,7 @@ def checkup(
             result = examine(
                 subject,
                 pictures=html is not None,
+                factors=scale_factor or (),
                 on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
             tell("Writing")

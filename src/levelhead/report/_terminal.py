@@ -17,7 +17,6 @@ from .._health.describe import (
     headline,
     in_words,
     judged_as,
-    listed,
     missing_calls,
     needs_attention,
     plural,
@@ -26,8 +25,9 @@ from .._health.judge import severity
 from .._health.numbers import number
 from .._health.table import GAP, table
 from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
+from ..checkup._what_if import compared
 from ._names import short_names
-from ._scales import compared, of_all, scale_label, scale_views
+from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
 from ._words import subtitle
 
 Result = Mapping[str, Any]
@@ -47,12 +47,15 @@ def checkup_text(result: Result, width: int) -> RenderableType:
         Text(subtitle(result), style="dim"),
         Text(headline([head for _, head in heads]), style="bold"),
         *map(Text, missing_calls(result["not_understood"])),
+        *map(Text, in_use(result)),
         "",
         *_map(result, names, width),
         Padding(_legend({head["verdict"] for _, head in heads}), (0, 0, 1, 2)),
         *_worst(heads),
         Text("The same queries and keys at other scales", style="bold"),
+        Text(f"  {ABOUT}", style="dim"),
         *_scales(result, width),
+        *([] if is_known(result) else [Text(f"  {NOT_KNOWN}", style="dim")]),
     ]
     return Group(*parts)
 
@@ -155,16 +158,18 @@ def _hint(hint: str) -> RenderableType:
 
 
 def _scales(result: Result, width: int) -> Iterator[Text]:
-    statistics = compared()
+    statistics = [each for each in compared() if each.compared == "mean"]
     rows = []
-    for rule, heads in scale_views(result):
-        numbers, words = [""] * len(statistics), "the scale in use is not known"
-        if heads is not None:
-            numbers = [number(of_all(heads, each), each.form) for each in statistics]
-            words = listed(count(heads))
-        rows.append([scale_label(result, rule), *numbers, words])
-    headings = ["scale", *(each.label for each in statistics), "verdicts"]
-    align = "<" + ">" * len(statistics) + "<"
+    for scale in result["scales"]:
+        values = [scale[name] for name in ("weight_moved", *(each.name for each in statistics))]
+        forms = [".0%", *(each.form for each in statistics)]
+        cells = (
+            "-" if value is None else number(value, form)
+            for value, form in zip(values, forms, strict=True)
+        )
+        rows.append([label(scale), *cells, "".join(in_short(scale))])
+    headings = ["scale", "weight moved", *(each.label for each in statistics), "what goes wrong"]
+    align = "<" + ">" * (len(statistics) + 1) + "<"
     top, lines = table(headings, rows, align, width - len(GAP))
     yield from (_line(*line, style="dim") for line in top)
     yield from (_line(*line) for line in lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..._health import GradHealth, Health
+from ..._moved import Moved
 from .._attention import CallOptions, compute
 from .._row_statistics import hidden_bias, matrix_health
-from .._tiled_health import head_of, tile_of
+from .._tiled_health import head_of, row_slices, rows_of, tile_of, visibility
 from ._layout import Layout
 
 Floats = NDArray[np.float64]
@@ -68,6 +69,14 @@ class Call:
         """Health of the same queries and keys under the same mask, with scores times `factor`."""
         raise NotImplementedError
 
+    def moved(self, factor: float) -> Moved:
+        """The same with how far it moves weights and outputs from what they were."""
+        raise NotImplementedError
+
+    def _tiles(self) -> list[slice]:
+        batch, heads, rows, keys = self.shape
+        return row_slices(batch * heads, rows, keys)
+
 
 class FusedCall(Call):
     """A call of one function that gets queries, keys and values."""
@@ -90,7 +99,7 @@ class FusedCall(Call):
     def weights(self, entry: int, head: int) -> Floats:
         if self._is_small:
             return _matrix(self._all_weights[entry, head])
-        return _matrix(_weights(head_of(self._given, entry, head)))
+        return _matrix(_attend(head_of(self._given, entry, head))[1])
 
     @property
     def _is_small(self) -> bool:
@@ -102,8 +111,12 @@ class FusedCall(Call):
         return _scores(self._given).expand(self._pairs).reshape(self.shape)
 
     @functools.cached_property
+    def _as_it_was(self) -> tuple[Tensor, Tensor]:
+        return _attend(self._given)
+
+    @property
     def _all_weights(self) -> Tensor:
-        return _weights(self._given).expand(self._pairs).reshape(self.shape)
+        return self._as_it_was[1].reshape(self.shape)
 
     @property
     def _pairs(self) -> tuple[int, ...]:
@@ -111,12 +124,20 @@ class FusedCall(Call):
 
     @torch.no_grad()
     def rescaled(self, factor: float) -> Health:
-        given = self._given._replace(dropout=0.0, matrix=False)
-        if given.scales is None:
-            given = given._replace(scale=given.scale * factor)
-        else:
-            given = given._replace(scales=given.scales * factor)
-        return Health(_entries(compute(given, health=True)[3]))
+        return Health(_entries(compute(_times(_wide(self._given), factor), health=True)[3]))
+
+    @torch.no_grad()
+    def moved(self, factor: float) -> Moved:
+        healths, sums = [], []
+        for rows in self._tiles():
+            given = rows_of(self._given, rows)
+            before = (
+                (x[..., rows, :] for x in self._as_it_was) if self._is_small else _attend(given)
+            )
+            output, _, weights, health = compute(_times(_wide(given), factor), True, True)
+            healths.append(Health(_entries(health)))
+            sums.append(_entries(_moved_sums(visibility(given)[1], before, (output, weights))))
+        return Moved(Health.merge(*healths), np.sum(sums, axis=0))
 
 
 class EagerCall(Call):
@@ -139,6 +160,7 @@ class EagerCall(Call):
         self.layout, self.shape = layout, layout.shape
         self._scores, self._logits = layout.keys(scores), layout.keys(logits)
         self._null = layout.others(logits)
+        self._values: Tensor | None = None
         self.counted = ~hidden_bias(self._logits)
         if hidden is not None:
             self.counted = self.counted & ~layout.keys(hidden)
@@ -147,6 +169,17 @@ class EagerCall(Call):
     def drop_matrices(self) -> None:
         """Keep nothing but the statistics, and which pairs count."""
         del self._scores, self._logits, self._null
+
+    def keep_values(self, weights: Tensor, values: Tensor) -> None:
+        """Keep what the weights are multiplied with, if it stands as they do: heads, keys last."""
+        (_, _, *pairs), lead, order = self.shape, self.layout.lead, self.layout.order
+        if (
+            weights.shape[:-2] == values.shape[:-2]
+            and weights.shape[:-2] in (lead, (math.prod(lead),))
+            and [*weights.shape[-2:]] == pairs
+            and order == tuple(range(len(order)))
+        ):
+            self._values = values.detach().reshape(*lead, *values.shape[-2:])
 
     def _measure(self, scores: Tensor, logits: Tensor) -> Health:
         sums = matrix_health(scores, logits, self.counted, self._null)
@@ -167,9 +200,33 @@ class EagerCall(Call):
         return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
 
     def rescaled(self, factor: float) -> Health:
-        before, after = self._capped(self._scores), self._capped(self._scores * factor)
-        more = torch.where(self.counted, after - before, 0)
-        return self._measure(self._scores * factor, self._logits + more)
+        return self._measure(*self._times(factor))
+
+    @torch.no_grad()
+    def moved(self, factor: float) -> Moved:
+        scores, logits = self._times(factor)
+        parts = []
+        for rows in self._tiles():
+            both = [self._attend(x, rows) for x in (self._logits, logits)]
+            parts.append(_moved_sums(self.counted[..., rows, :], *both))
+        sums = torch.stack(parts).sum(0).reshape(*self.shape[:2], -1)
+        return Moved(self._measure(scores, logits), _entries(sums))
+
+    def _times(self, factor: float) -> tuple[Tensor, Tensor]:
+        """Scores, and the logits made of them, with a factor that 16 bits may not hold."""
+        scores, logits = (_widened(x) for x in (self._scores, self._logits))
+        more = self._capped(scores * factor) - self._capped(scores)
+        return scores * factor, logits + torch.where(self.counted, more, 0)
+
+    def _attend(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Output and weights of some rows; an output of NaN if the values are not known."""
+        joined = _widened(logits[..., rows, :])
+        if self._null is not None:
+            joined = torch.cat([joined, self._null[..., rows, :]], -1)
+        weights = joined.softmax(-1)[..., : self.shape[-1]]
+        if self._values is None:
+            return weights.new_full((*weights.shape[:-1], 1), torch.nan), weights
+        return weights @ self._values.to(weights.dtype), weights
 
     def _capped(self, scores: Tensor) -> Tensor:
         return self._cap * torch.tanh(scores / self._cap) if self._cap else scores
@@ -205,8 +262,48 @@ def _scores(given: CallOptions) -> Tensor:
 
 
 @torch.no_grad()
-def _weights(given: CallOptions) -> Tensor:
-    return compute(given._replace(dropout=0.0, matrix=False), weights=True)[2]
+def _attend(given: CallOptions) -> tuple[Tensor, Tensor]:
+    """Output and weights, without dropout."""
+    output, _, weights, _ = compute(_wide(given), weights=True)
+    return output, weights
+
+
+def _wide(given: CallOptions) -> CallOptions:
+    """The call without dropout, in 32 bits at least: what it gives is compared with others."""
+    mask = given.mask
+    if mask is not None and mask.dtype in (torch.float16, torch.bfloat16):
+        low = hidden_bias(mask) & mask.isfinite()  # what hides in 16 bits must hide in 32
+        mask = _widened(mask)
+        mask = mask.masked_fill(low, torch.finfo(mask.dtype).min)
+    query, key, value = (_widened(x) for x in given[:3])
+    return given._replace(query=query, key=key, value=value, mask=mask, dropout=0.0, matrix=False)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _times(given: CallOptions, factor: float) -> CallOptions:
+    if given.scales is None:
+        return given._replace(scale=given.scale * factor)
+    return given._replace(scales=given.scales * factor)
+
+
+def _moved_sums(counted: Tensor, before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
+    """The sums of `Moved`, (..., heads, 4), from outputs and weights of the same rows."""
+    (output, weights), (changed, other) = before, after
+    gap = other - weights
+    lost = gap.sum(-1).abs()  # by the keys, to a learned sink
+    distance = (gap.abs_().sum(-1) + lost) / 2
+    sound = weights.sum(-1).isfinite()
+    choice = sound & (counted.sum(-1) > 1)
+    rows = [
+        choice,
+        torch.where(choice, distance.nan_to_num(nan=1.0), 0),
+        *(torch.where(sound, x.square().sum(-1), 0) for x in (changed - output, output)),
+    ]
+    # float64 off the device: not every device has it
+    return torch.stack([row.cpu().double().sum(-1) for row in rows], -1)
 
 
 def _entries(sums: Tensor) -> Floats:

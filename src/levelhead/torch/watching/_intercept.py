@@ -161,7 +161,9 @@ class Interceptor(TorchFunctionMode):
             output = func(*args, **kwargs)
             self._report_not_understood(frame)
             return output
-        self._report(frame, FusedCall(given, sums, _scale_of(given.query)), callbacks)
+        tensors = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        scale = _scale_of(tensors["query"]) * _scale_of(tensors["key"])
+        self._report(frame, FusedCall(given, sums, scale), callbacks)
         if callbacks and away and output.requires_grad:
             shape = *given.query.shape[:-1], given.value.shape[-1]
             output.register_hook(lambda g: callbacks(tiled_gradients(given, g.reshape(shape))))
@@ -187,7 +189,7 @@ class Interceptor(TorchFunctionMode):
         )
         given, callbacks = normalise(query, key, value, **options), GradientCallbacks()
         output, rows, matrix, sums = self._run(given, callbacks, weights, lse)
-        call = FusedCall(given, sums, _scale_of(given.query))
+        call = FusedCall(given, sums, _scale_of(query) * _scale_of(key))
         self._report(frame, call, callbacks)
         if not (lse or health or weights):
             return output
@@ -295,9 +297,9 @@ def _is_traced() -> bool:
     return _ops._transformed() or torch._C._get_tracing_state() is not None
 
 
-def _scale_of(query: Tensor) -> float:
-    """What a query was multiplied with before the call."""
-    note = note_of(query)
+def _scale_of(tensor: Tensor) -> float:
+    """What queries or keys were multiplied with before the call."""
+    note = note_of(tensor)
     return 1.0 if note is None else note.factor
 
 

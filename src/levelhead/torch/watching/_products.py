@@ -115,6 +115,11 @@ def _weigh(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
         write_note(result, Weights(axes, note.calls))
         return []
     write_note(result, None)
+    (*lead, query, key), column = terms.first, terms.second[-1]
+    if (terms.second, terms.result) == ((*lead, key, column), (*lead, query, column)):
+        for pending in note.calls:
+            if pending.call is not None:
+                pending.call.keep_values(weights, values)
     shape = dict(zip(terms.first, weights.shape, strict=True))
     has_rows = any(n > 1 for x, n in shape.items() if x not in terms.second)
     columns = math.prod(shape[x] for x in terms.summed)
