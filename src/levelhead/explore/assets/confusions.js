@@ -22,7 +22,7 @@
     say("words-value", String(words));
     say("words-dk-value", String(dk));
     LH.fill("words-shapes", ["Q", "K"].map((name) => el("span", {}, `${name} `, el("b", {}, `${words}×${dk}`))), el("span", {}, "QKᵀ ", el("b", {}, `${words}×${words}`)));
-    tell("words-said", () => `The words set the shape of the scores, ${words}×${words}. The variance of q·k, ${shown(found)}, is about d_k = ${dk} for any number of words: d_k is how long one word's query is.`);
+    tell("words-said", () => `The words set the shape of the scores, ${words}×${words}. The variance of q·k, ${shown(found)}, is about d_k = ${dk} for any number of words: d_k is how many numbers the query of one word has.`);
   });
 
   // ---- the shape
@@ -35,7 +35,7 @@
   const before = cellsOf("shape-scores"), after = cellsOf("shape-weights"), three = new Float64Array(3);
   onInput(["shape"], () => {
     const divisor = 2 ** number("shape");
-    say("shape-value", shown(divisor, 2).replace(/\.0$/, ""));
+    say("shape-value", shown(divisor, 2));
     let top = 0;
     for (let i = 0; i < 3; i++) {
       softmax(scores.values, 1 / divisor, 3 * i, 3, three);
@@ -55,7 +55,7 @@
   const drawNormal = bars("normal-bars", "Weights of four scores"), four = new Float64Array(4);
   onInput(["normal"], () => {
     const factor = 2 ** number("normal");
-    say("normal-value", shown(factor, 2).replace(/\.0$/, ""));
+    say("normal-value", shown(factor, 2));
     softmax([3, 2, 0, -1], factor, 0, 4, four);
     drawNormal(four, "var(--accent)");
     const [sum, squares] = four.reduce(([a, b], p) => [a + p, b + p * p], [0, 0]);
@@ -64,7 +64,7 @@
   });
 
   // ---- dividing by d_k
-  const root = bars("divisor-root", "Weights with 1/√d_k"), whole = bars("divisor-dk", "Weights with 1/d_k");
+  const root = bars("divisor-root", "Weights with 1/√d_k", 0.5), whole = bars("divisor-dk", "Weights with 1/d_k", 0.5);
   const buffer = new Float64Array(16);
   onInput(["divisor"], () => {
     const dk = number("divisor"), factors = [dk ** -0.5, 1 / dk];

@@ -32,23 +32,33 @@ const X = (() => {
     return { rows, columns, values };
   }
 
-  // 128 queries with 32 keys of their own: 4,096 pairs. sums[d − 1] has q·k over the first d
+  // In place: mean 0 and variance 1, exactly, so that few numbers stand for many.
+  function standardise(values) {
+    let sum = 0, squares = 0;
+    for (const x of values) { sum += x; squares += x * x; }
+    const mean = sum / values.length, factor = 1 / Math.sqrt(squares / values.length - mean * mean);
+    for (let i = 0; i < values.length; i++) values[i] = (values[i] - mean) * factor;
+  }
+
+  // 128 queries with 32 of 1,024 keys each: 4,096 pairs. sums[d − 1] has q·k over the first d
   // dimensions, for every pair, so that any d_k is looked up and nothing is summed while dragging.
   const ROWS = 128, KEYS = 32, MOST = 512, PAIRS = ROWS * KEYS;
   const pairs = (() => {
-    const draw = normals(7), sum = new Float64Array(PAIRS), sums = [];
+    const draw = normals(0), sum = new Float64Array(PAIRS), sums = [];
+    const query = new Float64Array(ROWS), key = new Float64Array(PAIRS / 4);
     const mean = new Float64Array(MOST + 1), variance = new Float64Array(MOST + 1);
     for (let d = 1; d <= MOST; d++) {
       const kept = new Float32Array(PAIRS);
+      for (const entries of [query, key]) {
+        for (let i = 0; i < entries.length; i++) entries[i] = draw();
+        standardise(entries);
+      }
       let total = 0, squares = 0;
-      for (let row = 0, pair = 0; row < ROWS; row++) {
-        const q = draw();
-        for (let key = 0; key < KEYS; key++, pair++) {
-          const score = (sum[pair] += q * draw());
-          kept[pair] = score;
-          total += score;
-          squares += score * score;
-        }
+      for (let pair = 0; pair < PAIRS; pair++) {
+        const score = (sum[pair] += query[pair >> 5] * key[pair & 1023]);
+        kept[pair] = score;
+        total += score;
+        squares += score * score;
       }
       sums.push(kept);
       mean[d] = total / PAIRS;
@@ -112,7 +122,8 @@ const X = (() => {
     if (size >= 1e5 || size < 1e-3) return x.toExponential(1).replace("e+", "e");
     return String(Number(x.toPrecision(digits)).toFixed(Math.max(0, digits - 1 - Math.floor(Math.log10(size)))));
   }
-  const shown = (x, digits) => plain(x, digits).replace("-", "−").replace(/e−?(\d+)/, (all, n) =>
+  // The same for people; with two digits, a whole number is written as one.
+  const shown = (x, digits) => (digits === 2 ? plain(x, 2).replace(/\.0(?=e|$)/, "") : plain(x, digits)).replace(/-/g, "−").replace(/e−?(\d+)/, (all, n) =>
     `·10${all.includes("−") ? "⁻" : ""}${[...n].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]).join("")}`);
   const percent = (x) => `${Math.round(100 * x)} %`;
 
@@ -159,7 +170,7 @@ const X = (() => {
     const right = 12, top = 22, bottom = 34, width = 360;
     const sx = scaled(x, left, width - right), sy = scaled(y, height - bottom, top);
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-    const names = (axis) => axis.names || axis.ticks.map((tick) => shown(tick, 2).replace(/\.0+$/, ""));
+    const names = (axis) => axis.names || axis.ticks.map((tick) => shown(tick, 2));
     const xs = x.ticks.map((tick, i) => s("text", {
       x: sx(tick), y: height - bottom + 14, "text-anchor": "middle" }, names(x)[i]));
     y.ticks.forEach((tick, i) => svg.append(
@@ -206,13 +217,13 @@ const X = (() => {
     typeof part === "string" ? part : s("tspan", { class: "sub", dy: 3 }, part.textContent))
     .flatMap((part, i, all) => (i && typeof all[i - 1] !== "string" ? [s("tspan", { dy: -3 }, part)] : [part]));
 
-  // Bars side by side, from the bottom; their heights are shares of 1.
-  function bars(id, label) {
+  // Bars side by side, from the bottom; the top line is `most`.
+  function bars(id, label, most = 1) {
     const width = 360, height = 130, base = 118;
     const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
     svg.append(s("path", { class: "grid", d: `M0 8H${width}M0 ${(base + 8) / 2}H${width}M0 ${base}H${width}` }),
-      s("text", { x: width, y: 19, "text-anchor": "end" }, "1"),
-      s("text", { x: width, y: (base + 8) / 2 + 11, "text-anchor": "end" }, "½"));
+      s("text", { x: width, y: 19, "text-anchor": "end" }, most === 1 ? "1" : "½"),
+      s("text", { x: width, y: (base + 8) / 2 + 11, "text-anchor": "end" }, most === 1 ? "½" : "¼"));
     const path = s("path", { class: "bars" });
     svg.append(path);
     by(id).replaceChildren(svg);
@@ -220,7 +231,7 @@ const X = (() => {
       const step = (width - 16) / weights.length, wide = Math.min(26, step * 0.76);
       let d = "";
       for (let i = 0; i < weights.length; i++) {
-        const x = step * (i + 0.5) - wide / 2, tall = Math.max(0.8, weights[i] * (base - 8));
+        const x = step * (i + 0.5) - wide / 2, tall = Math.max(0.8, (Math.min(weights[i], most) / most) * (base - 8));
         d += `M${x.toFixed(1)} ${base}v${(-tall).toFixed(2)}h${wide.toFixed(1)}v${tall.toFixed(2)}z`;
       }
       path.setAttribute("d", d);

@@ -63,7 +63,7 @@
   const course = GROWN.map(at);
   const LONG = { min: 1, max: 64, log: true, ticks: [1, 4, 16, 64], names: ["1", "4", "16", "64"], label: "times as long" };
   const charts = {
-    most: chart("rival-scores", { x: LONG, y: { min: 1, max: 20000, log: true, ticks: [1, 10, 100, 1000, 10000], names: ["1", "10", "100", "1,000", "10,000"], label: "|score|" }, label: "The largest score, as vectors grow" }),
+    most: chart("rival-scores", { x: LONG, y: { min: 1, max: 20000, log: true, ticks: [1, 10, 100, 1000, 10000], names: ["1", "10", "100", "1,000", "10,000"], label: "|score|" }, label: "The largest score, as vectors grow", left: 48 }),
     top: chart("rival-tops", { x: LONG, y: { min: 0, max: 1, ticks: [0, 0.5, 1], names: ["0", "0.5", "1"], label: "weight" }, label: "The top weight, as vectors grow" }),
   };
   charts.most.line("bound", [1, 64], [bound, bound], { class: "line reference" });
@@ -79,7 +79,7 @@
   const slider = by("growth");
   function update() {
     const growth = 2 ** Number(slider.value), found = at(growth);
-    say("growth-value", shown(growth, 2).replace(/\.0$/, ""));
+    say("growth-value", shown(growth, 2));
     slider.setAttribute("aria-valuetext", `${shown(growth, 2)} times as long`);
     draws.dot(softmax(dots, growth * growth, 0, KEYS, room), "var(--dot)");
     draws.additive(softmax(additive, 1, 0, KEYS, room), "var(--additive)");

@@ -8,10 +8,9 @@
   const factorOf = (rule, dk) => scale(rule, dk, DMODEL);
 
   // ---- the derivation: what each line says, what it lights, what is measured
-  const dims = X.pairs.sums.length;
   const LINES = [
     ["q·k = Σ qᵢkᵢ, with d_k terms", "dk", () => `${state.dk} terms`],
-    ["E[qᵢkᵢ] = E[qᵢ] E[kᵢ] = 0", "histogram", () => `mean ${shown(pairs.mean[state.dk] * factorOf(state.rule, state.dk), 2)}`],
+    ["E[qᵢkᵢ] = E[qᵢ] E[kᵢ] = 0", "histogram", () => `mean: ${(pairs.mean[state.dk] / Math.sqrt(pairs.variance[state.dk])).toFixed(2).replace("-", "−")} of the spread`],
     ["Var(qᵢkᵢ) = E[qᵢ²] E[kᵢ²] = 1", "lines", () => `one term: ${shown(pairs.variance[1])}`],
     ["Var(q·k) = Σ Var(qᵢkᵢ) = d_k", "lines dk", () => `unscaled: ${shown(pairs.variance[state.dk])}`],
     ["so scores spread by √d_k", "histogram weights", () => `unscaled: ±${shown(Math.sqrt(pairs.variance[state.dk]))}`],
@@ -68,7 +67,7 @@
     bar.style.fill = colourOf(state.rule);
     const middle = (left + right) / 2, reach = ((right - left) / 2) * (deviation / edge);
     spread.setAttribute("d", `M${middle - reach} ${top - 8}V${bottom}M${middle + reach} ${top - 8}V${bottom}M${middle - reach} ${top - 5}H${middle + reach}`);
-    [-1, -0.5, 0, 0.5, 1].forEach((share, i) => { histogram.xticks[i].textContent = share ? shown(share * edge, 2).replace(/\.0$/, "") : "0"; });
+    [-1, -0.5, 0, 0.5, 1].forEach((share, i) => { histogram.xticks[i].textContent = String(Number((share * edge).toPrecision(3))).replace("-", "−"); });
   }
 
   const every = [...new Set(Array.from({ length: 60 }, (_, i) => Math.round(512 ** (i / 59))))];
@@ -80,7 +79,7 @@
   const ENDS = { none: "none", sqrt_dk: "1/√d_k", dk: "1/d_k", sqrt_dmodel: "1/√d_model" };
   const ruleLines = Object.fromEntries(X.RULES.map((rule) => [rule, varianceLines.line(rule, every,
     every.map((d) => pairs.variance[d] * factorOf(rule, d) ** 2), { style: `stroke:${colourOf(rule)}` })]));
-  const labelAt = { none: [60, 16], sqrt_dk: [3.2, 1.9], dk: [40, 0.011], sqrt_dmodel: [2.2, 0.0105] };
+  const labelAt = { none: [22, 60], sqrt_dk: [5, 1.9], dk: [330, 0.014], sqrt_dmodel: [1.25, 0.022] };
   for (const [rule, [x, y]] of Object.entries(labelAt)) {
     const anchor = rule === "none" ? "end" : "start";
     const text = s("text", { x: varianceLines.sx(x), y: varianceLines.sy(y), class: "name", style: `fill:${colourOf(rule)}`, "text-anchor": rule === "dk" ? "end" : anchor });
@@ -96,7 +95,7 @@
     x: WIDTHS, y: { min: 1e-5, max: 1, log: true, ticks: [1e-4, 1e-2, 1], names: ["0.0001", "0.01", "1"], label: "share" },
     label: "The share of a gradient that gets through the softmax, by d_k", height: 190, left: 46,
   });
-  const grid = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512];
+  const grid = [1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512];
   const kept = new Map(); // by rule and keys
   function gradients(rule, keys) {
     const name = `${rule} ${keys}`;

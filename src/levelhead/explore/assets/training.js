@@ -16,7 +16,7 @@
     score_std: chart("run-std", { x: STEPS, y: { min: 0.05, max: 5000, log: true, ticks: [0.1, 1, 10, 100, 1000], names: ["0.1", "1", "10", "100", "1,000"], label: "standard deviation" }, label: "Standard deviation of the scores by step, a line for each head" }),
   };
   charts.answers.line("guessing", [0, given.steps], [given.guessing, given.guessing], { class: "line reference" });
-  charts.answers.svg.append(X.s("text", { x: charts.answers.right, y: charts.answers.sy(given.guessing) - 4, "text-anchor": "end" }, "guessing"));
+  charts.answers.svg.append(X.s("text", { x: charts.answers.right, y: charts.answers.sy(given.guessing) + 12, "text-anchor": "end" }, "guessing"));
 
   const cursors = Object.values(charts).map((one) => one.mark("cursor", "path", {}, { class: "rule" }));
   const body = by("run-table").tBodies[0];
@@ -55,12 +55,12 @@
     });
     const mean = mine.saturated.reduce((sum, one) => sum + one[at], 0) / HEADS.length;
     tell("run-caption", () => `At step ${steps[at]}: d_k = ${state.dk}, rate ${state.rate}, ${NAMES[state.rule]}`);
-    tell("training-said", () => `Step ${steps[at]}, ${NAMES[state.rule]}: the loss is ${shown(mine.answers[at])} (guessing costs ${given.guessing}), and ${percent(mean)} of the rows are saturated. On stories it has not read, the model ends at ${shown(mine.unseen)}; with 1/√d_k it is ${shown(run("sqrt_dk").unseen)}, without a scale ${shown(run("none").unseen)}.`);
+    tell("training-said", () => `Step ${steps[at]}, ${NAMES[state.rule]}: the loss is ${shown(mine.answers[at])} (guessing costs ${given.guessing}), and ${percent(mean)} of the rows are saturated. On stories it has not read, the model ends at ${shown(mine.unseen)}; ${state.rule === "none" ? `with 1/√d_k, at ${shown(run("sqrt_dk").unseen)}` : `without a scale, at ${shown(run("none").unseen)}`}.`);
   }
   const pick = (name, parse) => (value) => { state[name] = parse(value); course(); update(); };
   LH.choice("run-dk", "d_k", given.d_k.map((d) => [String(d), String(d)]), String(state.dk), pick("dk", Number));
   LH.choice("run-rate", "Learning rate", given.rates.map((rate) => [String(rate), String(rate)]), String(state.rate), pick("rate", Number));
-  LH.choice("run-rule", "Heads of", given.rules.map((rule) => [rule, el("span", {}, math(NAMES[rule]))]), state.rule, pick("rule", String));
+  LH.choice("run-rule", "Health of", given.rules.map((rule) => [rule, el("span", {}, math(NAMES[rule]))]), state.rule, pick("rule", String));
   by("run-dk").querySelector("legend").replaceChildren(...math("d_k"));
   by("run-key").append(...X.RULES.map((rule) => el("span", { class: `swatch ${rule}` }, math(NAMES[rule]))));
   by("head-key").append(...HEADS.map((name, i) => el("span", { class: `swatch ${i < 2 ? "first" : "second"}${i % 2 ? " broken" : ""}` }, name)));

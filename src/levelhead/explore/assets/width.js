@@ -12,7 +12,7 @@
   const KEYS = 16;
   const heads = by("heads");
   let width = 512;
-  const right = bars("right-bars", "Weights with 1/√d_k"), wrong = bars("wrong-bars", "Weights with 1/√d");
+  const right = bars("right-bars", "Weights with 1/√d_k", 0.5), wrong = bars("wrong-bars", "Weights with 1/√d", 0.5);
   const number = () => MODELS[width].heads[Number(heads.value)];
   const buffer = new Float64Array(KEYS);
 
