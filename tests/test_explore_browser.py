@@ -70,10 +70,9 @@ def test_every_part_is_drawn_and_fits(look, dress):
     tab = look(*SCREENS[dress])
     assert fits(tab)
     for part in ("scores", "width", "rivals", "training", "pronoun", "confusions"):
-        paths = tab.evaluate(
-            "(id) => [...document.querySelectorAll(`#${id} svg path`)].map((p) => p.getAttribute('d'))",
-            part,
-        )
+        paths = [
+            path.get_attribute("d") for path in tab.locator(f"#{part} svg path").element_handles()
+        ]
         assert all(path and "NaN" not in path for path in paths), part
         assert paths or part == "pronoun"
     assert tab.locator("#heads-map [role=gridcell]").count() == 72
@@ -116,7 +115,7 @@ def test_every_d_k_is_near_what_the_derivation_says(look):
     """Over all 512 of them: the pairs stand for the expectation."""
     tab = look()
     ratios = tab.evaluate("Array.from({length: 512}, (_, d) => X.pairs.variance[d + 1] / (d + 1))")
-    assert 0.95 < min(ratios) and max(ratios) < 1.05
+    assert min(ratios) > 0.95 and max(ratios) < 1.05
     jacobian = tab.evaluate("""() => {
       const p = X.softmax([1, 2, 0.5]), found = X.sharpness(64, 1e-9, 4);
       return [p.reduce((a, b) => a + b), found.top, found.effective, found.signal, found.all];
@@ -218,10 +217,12 @@ def test_heads_against_width(look):
 def test_vectors_grow(look):
     tab = look()
     tab.locator("#growth").fill("6")
-    dot, additive, cosine = (
-        [float(x.replace(",", "")) for x in re.findall(r"[\d.,]+\d", text_of(tab, f"#{kind}-words"))]
-        for kind in ("dot", "additive", "cosine")
-    )
+
+    def figures(kind):
+        words = text_of(tab, f"#{kind}-words").replace(",", "")
+        return [float(found) for found in re.findall(r"\d[\d.]*", words)]
+
+    dot, additive, cosine = map(figures, ("dot", "additive", "cosine"))
     assert dot[0] > 5000 and dot[1] > 0.99
     bound = float(re.search(r"\|v\|₁ = ([\d.]+)", tab.locator("#rival-scores").text_content())[1])
     assert additive[0] < bound and additive[1] < 0.5
@@ -293,7 +294,7 @@ def test_the_confusions_are_settled(look):
 def test_an_update_takes_no_time(look):
     """Every slider, dragged from end to end; the machine may be busy, so the median counts."""
     tab = look()
-    spent = tab.evaluate("""() => [...document.querySelectorAll("input[type=range]")].map((node) => {
+    spent = tab.evaluate("""() => [...document.querySelectorAll("[type=range]")].map((node) => {
       const times = [];
       for (let i = 0; i < 100; i++) {
         node.value = Number(node.min) + ((Number(node.max) - Number(node.min)) * i) / 99;

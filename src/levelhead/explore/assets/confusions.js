@@ -6,15 +6,16 @@
   const number = (id) => Number(by(id).value);
 
   // ---- the number of words
-  function variance(dk, words) { // of the scores of so many keys, each query with its own
-    const scores = pairs.sums[dk - 1];
+  // Of the scores in sentences of so many words, as many as the pairs are enough for.
+  function variance(dk, words) {
+    const scores = pairs.sums[dk - 1], used = words * Math.floor(X.KEYS / words);
     let sum = 0, squares = 0;
-    for (let row = 0; row < X.ROWS; row++) for (let key = 0; key < words; key++) {
+    for (let row = 0; row < X.ROWS; row++) for (let key = 0; key < used; key++) {
       const x = scores[row * X.KEYS + key];
       sum += x;
       squares += x * x;
     }
-    const n = X.ROWS * words;
+    const n = X.ROWS * used;
     return squares / n - (sum / n) ** 2;
   }
   onInput(["words", "words-dk"], () => {
