@@ -49,7 +49,7 @@ def number(tab, name):
 
 
 def text_of(tab, selector):
-    return tab.locator(selector).inner_text()
+    return tab.locator(selector).inner_text().replace("\xa0", " ")
 
 
 def settled(tab, selector, pattern):
@@ -241,7 +241,7 @@ def test_the_runs_are_scrubbed_through(look):
     tab.locator("#run-step").fill("3")
     assert text_of(tab, "#step-value") == "30 of 400"
     cells = tab.locator("#run-table tbody td").all_inner_texts()
-    assert cells[1::3] == [f"{head[3]:.0%}".replace("%", " %") for head in chosen["saturated"]]
+    assert cells[1::3] == [f"{head[3]:.0%}".replace("%", "\xa0%") for head in chosen["saturated"]]
     tab.locator("#run-dk").get_by_label("256").check(force=True)
     tab.locator("#run-rate").get_by_label("0.0005").check(force=True)
     chosen = run(d_k=256, rate=0.0005, rule="none")

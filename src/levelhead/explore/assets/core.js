@@ -125,11 +125,11 @@ const X = (() => {
   // The same for people; with two digits, a whole number is written as one.
   const shown = (x, digits) => (digits === 2 ? plain(x, 2).replace(/\.0(?=e|$)/, "") : plain(x, digits)).replace(/-/g, "−").replace(/e−?(\d+)/, (all, n) =>
     `·10${all.includes("−") ? "⁻" : ""}${[...n].map((c) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[c]).join("")}`);
-  const percent = (x) => `${Math.round(100 * x)} %`;
+  const percent = (x) => `${Math.round(100 * x)}\u00a0%`;
 
-  // Text with real subscripts: d_k, d_model, W_q.
+  // Text with real subscripts: d_k, d_model, W_q. Lines do not break at an equals sign.
   function math(text) {
-    return String(text).split(/(?<![A-Za-z])([dW]_(?:model|[a-z]))(?![a-z])/).flatMap((part, i) =>
+    return String(text).replace(/ = /g, "\u00a0=\u00a0").split(/(?<![A-Za-z])([dW]_(?:model|[a-z]))(?![a-z])/).flatMap((part, i) =>
       i % 2 ? [part[0], el("sub", {}, part.slice(2))] : part ? [part] : []);
   }
 
