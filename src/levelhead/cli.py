@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from ._health.verdicts import failable
 from ._hints import did_you_mean
 from ._progress import progress
 from .checkup import TargetError, examine, load
+from .explore import write_explorer
 from .lab import LabError, progress_bar, verdict_words
 from .lab import run as run_lab
 from .report import (
@@ -156,6 +158,23 @@ def lab(
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")
+
+
+@app.command()
+def explore(
+    out: Annotated[Path, typer.Option(metavar="PAGE", help="Where to.")] = Path("explore.html"),
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """√d_k to play with: one page that needs no network."""
+    with plain_errors(debug):
+        _check_outputs(out)
+        write_explorer(out)
+        _say(f"wrote {out}")
+        if open_it and not webbrowser.open(out.resolve().as_uri()):
+            _say(f"found no browser to show it in; open {out} in yours")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -17,7 +17,7 @@ from .._health.describe import (
     needs_attention,
 )
 from .._health.judge import severity
-from ..checkup._what_if import compared, with_scale
+from ..checkup._what_if import IN_USE, compared, with_scale
 from . import _scales
 from ._names import short_names
 from ._page import asset, page
