@@ -245,7 +245,8 @@ class Judgement:
         limit = limits[0].at(model.at) if limits else math.nan
         reason = rule.reason.format_map(_Numbers(model, at, level, limit))
         also, benign = model.holding(at, name), model.benign(at, rule)
-        return Verdict(head, name, level, reason, rule.hint, also, pattern, benign)
+        hint = f"nothing to do: {benign}" if benign else rule.hint
+        return Verdict(head, name, level, reason, hint, also, pattern, benign)
 
 
 class _Numbers(dict[str, Any]):

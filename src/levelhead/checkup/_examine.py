@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .._health import Evidence
+from .._health import Evidence, findings
 from .._health.describe import describe, missing_calls
 from .._health.numbers import plain
 from .._moved import Moved
@@ -46,6 +46,7 @@ class _Layer:
 
     def result(self, name: str) -> dict[str, Any]:
         merged = {rule: Moved.merge(*parts) for rule, parts in self._parts.items()}
+        self.health = merged["used"].health
         heads = {
             rule: describe(Evidence({name: moved.health}))[name] for rule, moved in merged.items()
         }
@@ -122,6 +123,7 @@ def examine(
             + "".join(f". {line}" for line in missing_calls(not_understood))
         )
     found = [layer.result(name) for name, layer in layers.items()]
+    said = findings(Evidence({name: layer.health for name, layer in layers.items()}))
     return {
         "model": subject.name,
         "notes": list(subject.notes),
@@ -133,6 +135,7 @@ def examine(
         "layers": found,
         "scales": what_if(found),
         "scale_findings": scale_findings(found),
+        "findings": [finding.to_dict() for finding in said],
         "pictures": album.result(list(layers)) if pictures else None,
     }
 

@@ -22,7 +22,7 @@ from . import _scales
 from ._names import short_names
 from ._page import asset, page
 from ._tables import colours, fields, legend, main_statistics
-from ._words import subtitle
+from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
 MOST_LISTED = 12
@@ -49,7 +49,7 @@ def page_data(result: Result) -> dict[str, Any]:
     heads = [head for layer in result["layers"] for head in layer["heads"]]
     worst = worst_first(result)
     return {
-        "headline": headline(heads),
+        "headline": headline(heads, findings=findings_of(result)),
         "about": subtitle(result),
         "missing": " ".join(missing_calls(result["not_understood"])),
         "scale": list(_scales.in_use(result)),

@@ -28,7 +28,7 @@ from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
 from ..checkup._what_if import compared
 from ._names import short_names
 from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
-from ._words import subtitle
+from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
 MOST_HEADS_IN_WORDS = 8
@@ -45,7 +45,7 @@ def checkup_text(result: Result, width: int) -> RenderableType:
     heads.sort(key=lambda entry: severity(entry[1]))
     parts: list[RenderableType] = [
         Text(subtitle(result), style="dim"),
-        Text(headline([head for _, head in heads]), style="bold"),
+        Text(headline([head for _, head in heads], findings=findings_of(result)), style="bold"),
         *map(Text, missing_calls(result["not_understood"])),
         *map(Text, in_use(result)),
         "",
