@@ -2,8 +2,7 @@
 // share a tile, so each key and value is read once for all of them. Keys are split into parts whose
 // size follows from the shape, so that one sequence uses all cores; parts are merged in order, so
 // the result does not depend on how many cores there were.
-#include "forward.h"
-
+#include "patterns.h"
 #include "threads.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -185,12 +184,15 @@ class Decode {
         in_place(once && can_read_in_place()), block(once ? kStreamKeys : kCachedKeys),
         split_keys(split_size(p)),
         splits(std::max<Index>(1, (p.keys + split_keys - 1) / split_keys)),
-        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)) {
-    const std::size_t bytes =
+        key_stride(padded(p.key_dim)), value_stride(padded(p.value_dim)), patterns(p, kCachedKeys) {
+    const std::size_t parts =
         static_cast<std::size_t>(p.batch * p.kv_heads * splits * groups) * part_bytes();
+    const std::size_t bytes =
+        parts + Workspace::room<T>(p.batch * p.heads * patterns.head_size());
     if (bytes > sizeof few_ &&
         posix_memalign(reinterpret_cast<void**>(&parts_), 64, bytes) != 0)
       throw std::bad_alloc();
+    sampled_ = reinterpret_cast<T*>(parts_ + parts);
   }
   ~Decode() {
     if (parts_ != few_) std::free(parts_);
@@ -203,10 +205,12 @@ class Decode {
     parallel_for(sequences * splits, work_threads(), [&](Index task) {
       const Index sequence = task / splits;
       read_keys(sequence / p.kv_heads, sequence % p.kv_heads, task % splits);
+      if (splits == 1) finish(sequence / p.kv_heads, sequence % p.kv_heads);
     });
-    parallel_for(sequences, splits > 1 ? work_threads() : 1, [&](Index sequence) {
-      finish(sequence / p.kv_heads, sequence % p.kv_heads);
-    });
+    if (splits > 1)
+      parallel_for(sequences, work_threads(), [&](Index sequence) {
+        finish(sequence / p.kv_heads, sequence % p.kv_heads);
+      });
   }
 
  private:
@@ -214,6 +218,8 @@ class Decode {
   struct Part {
     Panel<T> panel;
     RowState<T> state;
+    SampledLanes<T> lanes;
+    LoneRows<T> lone;
     T* output() { return reinterpret_cast<T*>(this + 1); }  // [row][value_stride]
   };
 
@@ -222,6 +228,8 @@ class Decode {
   const bool once;  // the shape lets keys and values be read once, without a copy
   const bool in_place;  // and so does their layout; else they are copied, a block at a time
   const Index block, split_keys, splits, key_stride, value_stride;
+  const Patterns<T> patterns;
+  T* sampled_;  // the rows that they are taken from
   alignas(64) char few_[8192];  // a tiny call would feel an allocation
   char* parts_ = few_;
 
@@ -245,6 +253,10 @@ class Decode {
   Part& part(Index batch, Index kv_head, Index split, Index group) {
     const Index i = ((batch * p.kv_heads + kv_head) * splits + split) * groups + group;
     return *reinterpret_cast<Part*>(parts_ + static_cast<std::size_t>(i) * part_bytes());
+  }
+
+  T* rows_of(Index batch, Index head) {
+    return sampled_ + (batch * p.heads + head) * patterns.head_size();
   }
 
   void read_keys(Index batch, Index kv_head, Index split) {
@@ -291,7 +303,12 @@ class Decode {
         w.state.start(p, w.panel, measured);
       else  // the first part has seen the sink
         w.state.start(measured);
-      if (measured) w.state.clear();
+      if (measured) {
+        w.state.clear();
+        for (int lane = 0; lane < w.panel.n; ++lane)
+          patterns.place(w.lanes, w.panel, lane, lane + 1, rows_of(batch, w.panel.head[lane]));
+        patterns.start(w.lanes, split * split_keys, std::min((split + 1) * split_keys, p.keys));
+      }
       std::fill_n(w.output(), kGroupRows<T> * value_stride, T{0});
       from = std::min(from, w.panel.first);
       to = std::max(to, w.panel.last);
@@ -362,6 +379,10 @@ class Decode {
       weigh_side_by_side<Measured>(w, tile, static_cast<int>(width), rescale);
     else
       weigh<Vectors, Measured>(w, tile, rescale);
+    if constexpr (Measured) {
+      patterns.take(w.lanes, tile, width, w.state.max);
+      if (p.queries == 1) w.lone.take(tile, width, w.panel.n, p.offset(w.panel.batch), rescale);
+    }
     add_weights(tile.scores, tile.n, width, rescale, sums);
     std::copy_n(sums, w.panel.n, w.state.sum);
     if (p.dropout > 0) {
@@ -491,6 +512,7 @@ class Decode {
           store(mine + at, rescale_factor<T>(load(before + at), top));
           store(theirs + at, rescale_factor<T>(load(other.state.max + at), top));
         }
+        if (p.health) w.lone.merge(other.lone, mine, theirs, w.panel.n);
         for (int r = 0; r < w.panel.n; ++r)
           for (Index c = 0; c < value_stride; c += W) {
             T* to = output + r * value_stride + c;
@@ -515,6 +537,13 @@ class Decode {
       }
     }
     if (!p.health) return;
+    Workspace& workspace = thread_workspace();
+    workspace.reserve(Workspace::room<T>(patterns.scratch_size()));
+    T* scratch = workspace.take<T>(patterns.scratch_size());
+    for (Index g = 0; g < groups; ++g) {
+      const Part& w = part(batch, kv_head, 0, g);
+      patterns.finish(w.lanes, w.panel, w.state);
+    }
     for (Index h = 0; h < p.group(); ++h) {  // its rows may lie in several groups
       const Index head = kv_head * p.group() + h;
       Summary<T> summary(p, batch, head, 0);
@@ -524,7 +553,13 @@ class Decode {
                      static_cast<int>(std::max(h * p.queries - first, Index{0})),
                      static_cast<int>(std::min<Index>((h + 1) * p.queries - first, kGroupRows<T>)));
       }
-      summary.write(p.health + (batch * p.heads + head) * kHealthSums);
+      double* sums = p.health + (batch * p.heads + head) * kHealthSums;
+      summary.write(sums);
+      patterns.write(batch, rows_of(batch, head), scratch, sums);
+    }
+    for (Index g = 0; g < groups && p.queries == 1; ++g) {
+      const Part& w = part(batch, kv_head, 0, g);
+      patterns.write(w.lone, w.panel, w.state);
     }
   }
 };

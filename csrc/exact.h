@@ -43,33 +43,53 @@ inline std::vector<CountedPair> counted_pairs(const Problem& p, Index batch, Ind
   return pairs;
 }
 
+// A row's scores and logits, of the pairs that the statistics count.
+struct ExactRow {
+  std::vector<CountedPair> pairs;
+  std::vector<double> scores, logits;
+  double sink, top;  // the largest logit, or the sink
+  bool finite;       // all of them are
+
+  ExactRow(const Problem& p, Index batch, Index head, Index query)
+      : pairs(counted_pairs(p, batch, head, query)), sink(p.sinks ? p.sinks[head] : -kInf<double>),
+        top(sink), finite(sink < kInf<double>) {
+    std::vector<double> q(p.key_dim), k(p.key_dim);
+    auto read = [&](const Tensor& t, Index h, Index row, std::vector<double>& to) {
+      read_row(t.dtype, RowsIn(t, batch, h).row(row), t.column_stride, p.key_dim, to.data());
+    };
+    read(p.query, head, query, q);
+    for (std::size_t i = 0; finite && i < pairs.size(); ++i) {
+      read(p.key, head / p.group(), pairs[i].key, k);
+      double score = 0;
+      for (Index c = 0; c < p.key_dim; ++c) score += q[c] * k[c];
+      score *= p.scale_of(head);
+      const double capped = p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
+      scores.push_back(score);
+      logits.push_back(capped + pairs[i].bias);
+      top = std::max(top, logits.back());
+      finite = std::isfinite(score) && std::isfinite(logits.back());
+    }
+  }
+
+  std::vector<double> weights() const {
+    std::vector<double> weights;
+    double sum = std::exp(sink - top);
+    for (const double logit : logits) sum += weights.emplace_back(std::exp(logit - top));
+    for (double& weight : weights) weight /= sum;
+    return weights;
+  }
+};
+
 inline void measure_row(const Problem& p, Index batch, Index head, Index query, double* sums) {
   clear_sums(sums);
-  const std::vector<CountedPair> pairs = counted_pairs(p, batch, head, query);
+  const ExactRow row(p, batch, head, query);
+  const auto& [pairs, scores, logits, sink, top, finite] = row;
   const double n = static_cast<double>(pairs.size());
   sums[kRows] = 1;
   sums[kPairs] = sums[kWidestRow] = n;
   if (pairs.empty()) {
     sums[kEmptyRows] = 1;
     return;
-  }
-
-  const double sink = p.sinks ? p.sinks[head] : -kInf<double>;
-  bool finite = sink < kInf<double>;
-  std::vector<double> q(p.key_dim), k(p.key_dim), scores, logits;
-  auto read = [&](const Tensor& t, Index h, Index row, std::vector<double>& to) {
-    read_row(t.dtype, RowsIn(t, batch, h).row(row), t.column_stride, p.key_dim, to.data());
-  };
-  read(p.query, head, query, q);
-  for (std::size_t i = 0; finite && i < pairs.size(); ++i) {
-    read(p.key, head / p.group(), pairs[i].key, k);
-    double score = 0;
-    for (Index c = 0; c < p.key_dim; ++c) score += q[c] * k[c];
-    score *= p.scale_of(head);
-    const double capped = p.softcap > 0 ? p.softcap * std::tanh(score / p.softcap) : score;
-    scores.push_back(score);
-    logits.push_back(capped + pairs[i].bias);
-    finite = std::isfinite(score) && std::isfinite(logits.back());
   }
   if (!finite) {
     sums[kNonfiniteRows] = 1;
@@ -91,7 +111,6 @@ inline void measure_row(const Problem& p, Index batch, Index head, Index query, 
   const auto top_key = static_cast<std::size_t>(
       std::max_element(logits.begin(), logits.end()) - logits.begin());
   const bool sink_leads = sink > logits[top_key];
-  const double top = sink_leads ? sink : logits[top_key];
   double tail = 0, tail_d = 0, tail_2 = 0, tail_3 = 0, distance = 0;
   auto add = [&](double d) {  // d = logit - top
     const double e = std::exp(d);

@@ -1,10 +1,9 @@
 // Prefill: many queries. Lanes are queries; a chunk of panels goes over the keys block by block, so
 // that a block of K and V stays in the L2 cache while all the panels use it.
-#include "forward.h"
-
 #include <memory>
 #include <optional>
 
+#include "patterns.h"
 #include "threads.h"
 
 namespace levelhead::LEVELHEAD_ISA {
@@ -25,7 +24,7 @@ class Prefill {
   explicit Prefill(const Problem& problem)
       : p(problem), cut(p.queries), block(key_block<T>(std::max(p.key_dim, p.value_dim))),
         value_rows((p.value_dim + kTileRows - 1) / kTileRows * kTileRows),
-        sets_aside(p.keys > kSumBlocks * block) {}
+        sets_aside(p.keys > kSumBlocks * block), patterns(p, block) {}
 
   void run() {
     const Index per_group = cut.panels * p.group();
@@ -35,7 +34,10 @@ class Prefill {
     const bool whole_heads = chunk >= cut.panels;  // then a task can sum up its own heads
     if (whole_heads) chunk = chunk / cut.panels * cut.panels;
     const bool leave_rows = p.health && !whole_heads;
-    if (leave_rows) states.reset(new RowState<T>[p.batch * p.heads * cut.panels]);
+    if (leave_rows) {
+      states.reset(new RowState<T>[p.batch * p.heads * cut.panels]);
+      sampled.reset(new T[p.batch * p.heads * patterns.head_size()]);
+    }
     const Index chunks = (per_group + chunk - 1) / chunk;
     parallel_for(groups * chunks, p.threads, [&](Index task) {
       const Index group = task / chunks;
@@ -45,7 +47,10 @@ class Prefill {
     });
     if (leave_rows)
       parallel_for(p.batch * p.heads, p.threads, [&](Index i) {
-        summarise(i, [&](Index panel) { return &states[i * cut.panels + panel]; });
+        Workspace& workspace = thread_workspace();
+        workspace.reserve(Workspace::room<T>(patterns.scratch_size()));
+        summarise(i, [&](Index panel) { return &states[i * cut.panels + panel]; },
+                  &sampled[i * patterns.head_size()], workspace.take<T>(patterns.scratch_size()));
       });
   }
 
@@ -58,6 +63,7 @@ class Prefill {
     T* aside;   // as much again, if sets_aside
     alignas(64) T aside_max[kMaxLanes<T>], aside_sum[kMaxLanes<T>];  // the state it belongs to
     Index index;  // of the panel in its head
+    SampledLanes<T> lanes;
   };
 
   const Problem& p;
@@ -66,10 +72,13 @@ class Prefill {
   const bool sets_aside;  // so many keys that sums of blocks are set aside now and then
   // All rows' states, if they are summed up after all tasks are done.
   std::unique_ptr<RowState<T>[]> states;
+  const Patterns<T> patterns;
+  std::unique_ptr<T[]> sampled;  // the rows that they are taken from, in that case
 
   void run_chunk(Index batch, Index kv_head, Index first, Index last) {
     constexpr Index lanes = kMaxLanes<T>;
     const Index n = last - first;
+    const Index own_heads = states ? 0 : n / cut.panels;
     Workspace& workspace = thread_workspace();
     const Index dims = std::max(p.key_dim, p.value_dim);
     workspace.reserve(Workspace::room<Work>(n) + Workspace::room<RowState<T>>(n) +
@@ -78,7 +87,9 @@ class Prefill {
                            Workspace::room<T>(lanes * value_rows) * (1 + sets_aside)) +
                       Workspace::room<T>(lanes * dims) + Workspace::room<T>(block * p.key_dim) +
                       Workspace::room<T>(block * p.value_dim) +
-                      Workspace::room<T>(p.dropout > 0 ? block * lanes : 0));
+                      Workspace::room<T>(p.dropout > 0 ? block * lanes : 0) +
+                      Workspace::room<T>(own_heads * patterns.head_size()) +
+                      Workspace::room<T>(patterns.scratch_size()));
     Work* works = workspace.take<Work>(n);
     RowState<T>* own_states = workspace.take<RowState<T>>(n);
     const TileBuffer<T> buffer(p, block, workspace);
@@ -86,6 +97,8 @@ class Prefill {
     T* key_scratch = workspace.take<T>(block * p.key_dim);
     T* value_scratch = workspace.take<T>(block * p.value_dim);
     T* factors = p.dropout > 0 ? workspace.take<T>(block * lanes) : nullptr;
+    T* own_sampled = workspace.take<T>(own_heads * patterns.head_size());
+    T* scratch = workspace.take<T>(patterns.scratch_size());
 
     Index from = p.keys, to = 0;
     for (Index i = 0; i < n; ++i) {
@@ -96,6 +109,10 @@ class Prefill {
       w.state = states ? &states[(batch * p.heads + head) * cut.panels + w.index]
                        : new (&own_states[i]) RowState<T>;
       w.state->start(p, w.panel, p.health != nullptr);
+      patterns.place(w.lanes, w.panel, 0, w.panel.n,
+                     sampled ? &sampled[(batch * p.heads + head) * patterns.head_size()]
+                             : own_sampled + i / cut.panels * patterns.head_size());
+      patterns.start(w.lanes, 0, p.keys);
       w.query = workspace.take<T>(lanes * p.key_dim);
       w.output = workspace.take<T>(lanes * value_rows);
       if (sets_aside) {
@@ -151,12 +168,14 @@ class Prefill {
         std::copy_n(w.aside_sum, w.panel.width, w.state->sum);
       }
       if (p.health && w.state->has_lost_rows(w.panel.width)) measure_again(w, buffer, key_scratch);
+      patterns.finish(w.lanes, w.panel, *w.state);
       finish(w, rows);
     }
     if (p.health && !states)
       for (Index i = 0; i < n; i += cut.panels)
         summarise(batch * p.heads + works[i].panel.head[0],
-                  [&](Index panel) { return works[i + panel].state; });
+                  [&](Index panel) { return works[i + panel].state; },
+                  own_sampled + i / cut.panels * patterns.head_size(), scratch);
   }
 
   // The tile's scores, as they enter the softmax. Their statistics are those of all rows of a lane
@@ -181,6 +200,7 @@ class Prefill {
     RunningMax<Vectors, T> running;
     score<Vectors, Measured>(w, tile, keys, false, running);
     softmax_step<Vectors, Measured>(w.panel, tile, running, *w.state, rescale);
+    if constexpr (Measured) patterns.take(w.lanes, tile, width, w.state->max);
     if (factors) {
       dropout_factors(p, w.panel, tile.first, tile.n, factors);
       for (Index x = 0; x < tile.n * width; x += W)
@@ -279,7 +299,7 @@ class Prefill {
 
   // A head's sums from its panels' rows. Sums of floats are taken of a few panels only.
   template <class StateOf>
-  void summarise(Index head, StateOf state_of) {
+  void summarise(Index head, StateOf state_of, T* rows, T* scratch) {
     double* sums = p.health + head * kHealthSums;
     for (Index first = 0; first < cut.panels; first += kChunkPanels) {
       Summary<T> summary(p, head / p.heads, head % p.heads, cut.start(first));
@@ -289,6 +309,7 @@ class Prefill {
       summary.write(first == 0 ? sums : next);
       if (first > 0) merge_sums(sums, next);
     }
+    patterns.write(head / p.heads, rows, scratch, sums);
   }
 };
 

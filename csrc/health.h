@@ -92,6 +92,18 @@ struct RowState : OnlineSoftmax<T> {
     if (!weighed) pooled = more;  // the first
     else pooled.join(more);
   }
+  // Rows of which neither the sum of weights nor the mean of scores is NaN or infinite.
+  LH_INLINE IntVec<T> finite(int at) const {
+    Vec<T> probe = load(sum + at);
+    if (by_row) probe += load(mean + at);
+    return probe * T{0} == T{0};
+  }
+  // Under a bias, a NaN may be at a pair that it hides from the statistics; and such a pair may have weight.
+  LH_INLINE IntVec<T> doubtful(int at) const {
+    const IntVec<T> broken = ~finite(at);
+    if (!by_row) return broken;
+    return broken | (load(hidden_top + at) > load(max + at) + Exp2<T>::floor);
+  }
   // Are some scores pooled that belong to a row which is to be left out?
   bool has_lost_rows(int width) const {
     Vec<T> probe = pooled.mean + pooled.least;

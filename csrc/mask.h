@@ -150,7 +150,7 @@ inline bool fill_mask(const Problem& p, const Panel<T>& panel, Index& first, Ind
                       TileMask<T>& mask) {
   constexpr int W = kLanes<T>;
   const Index from = first;
-  mask.has_bias = p.mask && p.mask.dtype != Dtype::boolean;
+  mask.has_bias = p.has_bias();
   const bool boolean = p.mask && !mask.has_bias;
   const bool whole = first >= panel.inner_first && last <= panel.inner_last;  // inside the band
   for (Index j = first; j < last && !(boolean && whole); ++j) {

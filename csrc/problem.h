@@ -103,6 +103,7 @@ struct Problem {
   void* grad_scores = nullptr;
   double* grad_health = nullptr;  // (batch, heads, kGradSums), or null
 
+  bool has_bias() const { return mask && mask.dtype != Dtype::boolean; }
   Index group() const { return heads / kv_heads; }
   double scale_of(Index head) const { return scales ? scales[head] : scale; }
   Index length(Index b) const { return key_lengths ? key_lengths[b] : keys; }

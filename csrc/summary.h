@@ -31,7 +31,7 @@ class Summary {
  public:
   Summary(const Problem& problem, Index batch, Index head, Index first)
       : p(problem), batch_(batch), head_(head), first_(first), has_sink_(p.sinks),
-        has_bias_(p.mask && p.mask.dtype != Dtype::boolean),
+        has_bias_(p.has_bias()),
         sink_(p.sinks ? static_cast<T>(p.sinks[head] * kLog2e) : -kInf<T>) {
     LH_UNROLL for (int i = 0; i < kColumns; ++i) column_[i] = Vec<T>{};
   }
@@ -52,10 +52,7 @@ class Summary {
     }
     for (int v = from / W, at = v * W; at < to; ++v, at += W) {
       const Vec<T> keys = load(state.keys + at);
-      // Neither its sum of weights nor the mean of its scores is NaN or infinite.
-      Vec<T> probe = load(state.sum + at);
-      if (state.by_row) probe += load(state.mean + at);
-      const IntVec<T> finite = probe * T{0} == T{0};
+      const IntVec<T> finite = state.finite(at);
       const IntVec<T> chooses = finite & (keys > T{1});
       if (from <= at && at + W <= to && !any(~chooses) && !has_bias_) {  // nearly always
         finite_ += W;
@@ -67,7 +64,7 @@ class Summary {
       const Vec<T> lane = iota<T>() + static_cast<T>(at);
       const IntVec<T> valid = (lane >= static_cast<T>(from)) & (lane < static_cast<T>(to));
       const IntVec<T> some = valid & (keys > T{0}), good = some & finite;
-      if (has_bias_) look_for_doubt(state, at, some, good);
+      if (has_bias_) doubtful_ |= any(some & state.doubtful(at));
       widest_ = max(widest_, select<T>(valid, keys, Vec<T>{}));
       empty_ += number_of<T>(valid & ~some);
       nonfinite_ += number_of<T>(some & ~good);
@@ -137,13 +134,6 @@ class Summary {
     return i;
   }
   LH_INLINE void add(HealthSum f, Vec<T> x) { column_[column_of(f)] += x; }
-
-  // A NaN may be at a pair that the bias hides from the statistics; and such a pair may have weight.
-  LH_INLINE void look_for_doubt(const RowState<T>& state, int at, IntVec<T> some, IntVec<T> good) {
-    const Vec<T> least = load(state.max + at) + Exp2<T>::floor;
-    doubtful_ |= any(some & ~good);
-    if (state.by_row) doubtful_ |= any(some & (load(state.hidden_top + at) > least));
-  }
 
   void measure_exactly(double* sums) const {
     clear_sums(sums);

@@ -157,6 +157,7 @@ def assert_close(got, want, atol, dtype=None):
 
 COUNTS = ("rows", "pairs", "empty_rows", "nonfinite_rows", "widest_row")
 EXACT = (*COUNTS, "large_scores", "saturated")  # counts, or shares of counted things
+PATTERNS = ("self_weight", "previous_weight", "offset_weight", "shared_key")
 SCORES = ("score_max", "score_min", "score_mean", "score_var")
 
 

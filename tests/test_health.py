@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from support import PATTERNS
 
 from levelhead._health import (
     HEALTH_SUMS,
@@ -15,8 +16,6 @@ from levelhead._health import (
     Verdict,
 )
 from levelhead._reference import reference, reference_backward
-
-PATTERNS = ("self_weight", "previous_weight", "offset_weight", "shared_key")
 
 
 def health_of_scores(scores, values=None, **options):

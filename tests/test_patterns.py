@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import inputs
+from support import PATTERNS, inputs
 from torch_support import in_torch
 
 import levelhead as lh
@@ -16,7 +16,6 @@ from levelhead.torch import _tiled_health
 from levelhead.torch._attention import normalise
 from levelhead.torch._row_statistics import matrix_health
 
-FIELDS = ("self_weight", "previous_weight", "offset_weight", "shared_key")
 SURE = 40.0  # a score that takes all the weight
 
 
@@ -26,6 +25,7 @@ def tiled(q, k, v, **opts):
 
 
 WAYS = {
+    "engine": lambda *call, **opts: lh.attention(*call, return_health=True, **opts).health,
     "reference": lambda *call, **opts: lh.reference(*call, return_health=True, **opts).health,
     "tiled": tiled,
 }
@@ -37,7 +37,7 @@ def of_scores(way, scores, **opts):
     scores = np.asarray(scores, np.float64)[None]
     keys = np.eye(scores.shape[-1])[None]
     health = WAYS[way](scores, keys, keys, scale=1.0, **opts)
-    return {name: getattr(health, name)[0] for name in FIELDS}
+    return {name: getattr(health, name)[0] for name in PATTERNS}
 
 
 def one_hot(keys, size):
@@ -91,7 +91,7 @@ def test_patterns_by_hand(way, length, causal):
         looked = np.where(keys < 0, length - 1, keys)  # a row that has no such key
         share = np.mean(keys[rows] >= 0)
         found = of_scores(way, one_hot(looked, length), causal=causal)
-        for name, value in zip(FIELDS, expected, strict=True):
+        for name, value in zip(PATTERNS, expected, strict=True):
             if value is not None:
                 assert found[name] == pytest.approx(value * share, abs=1e-9), name
 
@@ -172,7 +172,7 @@ def test_a_sequence_without_rows_does_not_count(way, shape):
     q, k, v = inputs(2, heads=2, length=shape[0], size=shape[1], dtype=np.float64)
     health = WAYS[way](q, k, v)
     assert (health.pattern_sequences == 0).all()
-    assert all(np.isnan(getattr(health, name)).all() for name in FIELDS)
+    assert all(np.isnan(getattr(health, name)).all() for name in PATTERNS)
     assert (WAYS[way](q[:, :, :0], k, v).pattern_sequences == 0).all()
 
 
@@ -183,7 +183,7 @@ def test_sequences_merge_as_means(way):
     assert health.pattern_sequences[:, 0].tolist() == [1, 1, 0, 0]
     merged = health.over_batch()
     assert merged.pattern_sequences.tolist() == [2, 2]
-    for name in FIELDS:
+    for name in PATTERNS:
         each = getattr(health, name)
         np.testing.assert_allclose(getattr(merged, name), each[:2].mean(axis=0), rtol=1e-12)
 
