@@ -277,6 +277,10 @@ def test_the_confusions_are_settled(look):
     tab.locator("#words").fill("20")
     assert "20×64" in text_of(tab, "#words-shapes") and "20×20" in text_of(tab, "#words-shapes")
     settled(tab, "#words-said", r"variance of q·k, 6\d\.\d,")
+    before = tab.locator("#words-picture rect").evaluate_all("all => all.map((b) => b.outerHTML)")
+    tab.locator("#words-dk").fill("512")
+    after = tab.locator("#words-picture rect").evaluate_all("all => all.map((b) => b.outerHTML)")
+    assert after[0] != before[0] and after[1] == before[1]  # the scores keep their shape
     tab.locator("#shape").fill("3")
     assert tab.locator("#shape-weights td").count() == 9
     settled(tab, "#shape-said", "Divided by 8: still 3×3")

@@ -18,8 +18,21 @@
     const n = X.ROWS * used;
     return squares / n - (sum / n) ** 2;
   }
+  // Q and the scores as rectangles, true to scale: 512 dimensions are 236 wide, 32 words 84 tall.
+  const boxes = ["Q", "QKᵀ"].map((name, i) => ({
+    box: X.s("rect", { x: i ? 272 : 0, y: 0, rx: 2, class: i ? "box scores" : "box" }),
+    name: X.s("text", { x: i ? 272 : 0 }, name),
+  }));
+  by("words-picture").append(X.s("svg", { viewBox: "0 0 360 104", role: "img", "aria-label": "Q and the scores as rectangles: d_k widens Q alone, more words make both taller" },
+    ...boxes.flatMap(({ box, name }) => [box, name])));
   onInput(["words", "words-dk"], () => {
     const words = number("words"), dk = number("words-dk"), found = variance(dk, words);
+    const tall = (84 * words) / 32;
+    boxes.forEach(({ box, name }, i) => {
+      box.setAttribute("width", Math.max(1, i ? tall : (236 * dk) / 512));
+      box.setAttribute("height", tall);
+      name.setAttribute("y", tall + 14);
+    });
     say("words-value", String(words));
     say("words-dk-value", String(dk));
     LH.fill("words-shapes", ["Q", "K"].map((name) => el("span", {}, `${name} `, el("b", {}, `${words}×${dk}`))), el("span", {}, "QKᵀ ", el("b", {}, `${words}×${words}`)));
