@@ -111,13 +111,18 @@ class Finding:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Finding:
         """As `to_dict` gave it; what this version does not know is left out."""
-        known = {each.name for each in fields(cls)}
-        facts = (
-            Fact(**{**fact, "value": math.nan if fact["value"] is None else fact["value"]})
-            for fact in found.get("evidence", ())
+        facts = (_known(Fact, fact) for fact in found.get("evidence", ()))
+        evidence = (
+            Fact(**fact | {"value": math.nan}) if fact["value"] is None else Fact(**fact)
+            for fact in facts
         )
-        kept = {name: value for name, value in found.items() if name in known}
-        return cls(**kept | {"evidence": tuple(facts)})
+        return cls(**_known(cls, found) | {"evidence": tuple(evidence)})
+
+
+def _known(kind: type[Fact | Finding], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a file this version has a field for."""
+    names = {each.name for each in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

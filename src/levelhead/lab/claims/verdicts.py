@@ -68,7 +68,7 @@ TUNED = (
 NEW_NORM, ON = "parallel", ("recall", "stories", "match")  # the architecture that was held out
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 12, "tuned": ("copy",), "held_out": HELD_OUT[:1], "new_on": (), "count": 9},
-    "quick": {"steps": 80, "tuned": ("copy",), "held_out": HELD_OUT[:1], "new_on": (), "count": 10},
+    "quick": {"steps": 60, "tuned": ("copy",), "held_out": HELD_OUT[:1], "new_on": (), "count": 10},
     "full": {"steps": 400, "tuned": TUNED, "held_out": HELD_OUT, "new_on": ON, "count": 24},
 }
 # How many trainings a full run makes: all settings, and about as many again to find causes.

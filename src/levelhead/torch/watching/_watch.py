@@ -246,7 +246,7 @@ class watch:
             self._call(sink, sink, record.step, record)
         for alert in record.alerts:
             _log.log(logging.WARNING if alert.level in LOUD else logging.INFO, "%s", alert)
-            if self._on_alert is not None:
+            if self._on_alert is not None and alert.level in LOUD:
                 self._on_alert(alert)
 
     def _lacks_loss(self) -> bool:
