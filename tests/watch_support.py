@@ -41,6 +41,20 @@ class Stack(nn.Module):
         return x
 
 
+class Wrapper(nn.Module):
+    """As Lightning's modules are: training and validation call a part of it, or all of it."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.net = Stack(**options)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, x):
+        return self.net(x).square().mean()
+
+
 def lively(model, seed=0, size=0.3):
     """The model with weights so large that scores differ and no head is like another."""
     generator = torch.Generator().manual_seed(seed)
@@ -211,6 +225,40 @@ def watch_training(model, run, tolerance=2e-5, but=(), oracle_run=None, **option
     assert_same_gradients(seen.gradients, truth.gradients())
     assert seen.calls == len(truth.calls)
     return seen
+
+
+def no_grad(run):
+    with torch.no_grad():
+        return run()
+
+
+def inference(run):
+    with torch.inference_mode():
+        return run()
+
+
+def switched_off(run):
+    torch.set_grad_enabled(False)
+    try:
+        return run()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+WITHOUT = [no_grad, inference, switched_off]
+PARTS = {
+    "all of it": lambda wrapper, x: wrapper(x),
+    "a part": lambda wrapper, x: wrapper.net(x),
+    "layers": lambda wrapper, x: [layer(x) for layer in wrapper.net.layers],
+    "a wrapper": lambda wrapper, x: nn.Sequential(wrapper)(x),
+    "a part in a wrapper": lambda wrapper, x: nn.Sequential(wrapper.net)(x),
+}
+
+
+def update(model, loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def entropy(weights):
