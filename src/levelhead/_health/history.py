@@ -193,7 +193,9 @@ class History:
     loss: Loss = field(default_factory=Loss)
     _trends: Trends = field(default_factory=Trends)
     _held: dict[Key, _Held] = field(default_factory=dict)
-    _lately: dict[str, float] = field(default_factory=dict)  # entropy ratio, by layer and in all
+    _lately: dict[str | None, float] = field(
+        default_factory=dict
+    )  # entropy ratio, by layer and in all
     _last: int | None = None
     _clock: float = 0.0  # steps since the first; it goes on when a run goes back to a checkpoint
     _sharp_at_first: bool = False
@@ -229,17 +231,18 @@ class History:
         if self._clock < _STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
         known = np.where(judged, entropy, np.nan)
-        parts = {"": ALL, **heads.places}
+        # None is the whole model; a layer may be called "".
+        parts: list[tuple[str | None, slice]] = [(None, ALL), *heads.places.items()]
         typical = [_median(known), *_medians(known, heads.places)]
         found: list[Finding] = []
-        for (layer, place), now in zip(parts.items(), typical, strict=True):
+        for (layer, place), now in zip(parts, typical, strict=True):
             lately = self._lately.get(layer, math.nan)
             if not math.isnan(now):
                 self._lately[layer] = _towards(lately, now, passed / _LATELY)
-            if found or not any_sharp or (layer and _size(place) < 2):
+            if found or not any_sharp or (layer is not None and _size(place) < 2):
                 continue  # a layer is told only where the model is not
             among, many = judged[place], sharp[place]
-            needed = 1.0 if layer else at.most_heads
+            needed = at.most_heads if layer is None else 1.0
             if among.any() and many.sum() >= needed * among.sum():
                 found += self._sharp(heads, layer, place, among, many, now < lately / 2)
         return found or self._flat(heads, judged)
@@ -282,7 +285,13 @@ class History:
         ]
 
     def _sharp(
-        self, heads: Heads, layer: str, place: slice, among: Flags, many: Flags, is_new: bool
+        self,
+        heads: Heads,
+        layer: str | None,
+        place: slice,
+        among: Flags,
+        many: Flags,
+        is_new: bool,
     ) -> list[Finding]:
         at, loss = self.at, self.loss
         entropy = heads.values("entropy_ratio")[place]
@@ -326,7 +335,7 @@ class History:
         where, head = heads.name_of((place.start or 0) + worst)
         return [
             Finding(
-                scope=LAYER if layer else MODEL,
+                scope=MODEL if layer is None else LAYER,
                 name=name,
                 level=rule.level,
                 reason=rule.reason.format(many=int(many.sum()), heads=int(among.sum()), why=why),
