@@ -130,8 +130,8 @@ def test_rows_count_alike_whichever_text_they_are_from():
     short, long = make_call(length=8), make_call(seed=1, length=24)
     heard = iter([short, long])
 
-    def listen(on_call, model):
-        return listen_to(next(heard))(on_call, model)
+    def listen(on_call, model, on_not_understood):
+        return listen_to(next(heard))(on_call, model, on_not_understood)
 
     result = examine(Subject("two", Silent(), [Input("one"), Input("other")]), listen=listen)
     got = [head["weight_moved"] for head in result["layers"][0]["scales"]["none"]["heads"]]

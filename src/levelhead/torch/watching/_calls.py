@@ -128,16 +128,18 @@ class FusedCall(Call):
 
     @torch.no_grad()
     def moved(self, factor: float) -> Moved:
-        healths, sums = [], []
-        for rows in self._tiles():
+        sums, tiles = [], self._tiles()
+        for rows in tiles:
             given = rows_of(self._given, rows)
             before = (
                 (x[..., rows, :] for x in self._as_it_was) if self._is_small else _attend(given)
             )
-            output, _, weights, health = compute(_times(_wide(given), factor), True, True)
-            healths.append(Health(_entries(health)))
+            scaled = _times(_wide(given), factor)
+            output, _, weights, health = compute(scaled, health=len(tiles) == 1, weights=True)
             sums.append(_entries(_moved_sums(visibility(given)[1], before, (output, weights))))
-        return Moved(Health.merge(*healths), np.sum(sums, axis=0))
+        # Patterns are those of a whole sequence, so health cannot come from several tiles.
+        whole = Health(_entries(health)) if len(tiles) == 1 else self.rescaled(factor)
+        return Moved(whole, np.sum(sums, axis=0))
 
 
 class EagerCall(Call):
