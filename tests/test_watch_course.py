@@ -64,7 +64,7 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
         assert page["headline"] == f"At step 24: saturated: {names['saturated', 'model'].reason}."
         assert page["findings"] == [
             {"mark": "saturated", "level": "warning", "text": str(names["saturated", "model"])},
-            {"mark": "uniform", "level": "warning", "text": str(scale)},
+            {"mark": "saturated", "level": "warning", "text": str(scale)},
         ]
     assert [layer["levels"] for layer in pages[0]["layers"]] == [
         layer["levels"] for layer in pages[1]["layers"]

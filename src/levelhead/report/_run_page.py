@@ -58,8 +58,10 @@ def run_data(run: Run) -> dict[str, Any]:
         "about": _about(run),
         "findings": [
             {"mark": _mark(each.name), "level": each.level, "text": str(each)}
-            for each in found
-            if each.scope != HEAD or each.forecast
+            for each in [
+                *(each for each in found if each.scope != HEAD),
+                *[each for each in found if each.scope == HEAD and each.forecast][:1],
+            ]
         ],
         "made": f"Made by levelhead {__version__} at {_clock(time.time())}.",
         "legend": legend(),
@@ -95,7 +97,13 @@ def _alerts(run: Run, layers: Sequence[str]) -> list[dict[str, Any]]:
 
 def _mark(verdict: str) -> str:
     """The head's verdict whose letter and colour a finding of the whole model takes."""
-    return verdict if verdict in VERDICTS else "saturated" if verdict in SHARP else "uniform"
+    return (
+        verdict
+        if verdict in VERDICTS
+        else "saturated"
+        if verdict in (*SHARP, "scale")
+        else "uniform"
+    )
 
 
 def _about(run: Run) -> str:

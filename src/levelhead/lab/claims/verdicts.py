@@ -35,7 +35,9 @@ final loss against the median of sound runs of the same task; a run that is behi
 {failed:.0%} of what they gained has failed, unless it gets there in {longer} times the steps, which
 makes it slow. A failure counts as attention's if the same run with the right scale or with QK-norm
 ends well. The rules were tuned on other runs, of other seeds; {held_out} runs are of three tasks
-and one architecture that were never looked at while tuning. An alarm is a warning or worse, raised
+and one architecture that were held out. They were looked at once, half done: the rules changed then
+(alarms wait while the loss falls; models that stay flat are told), so they are not wholly blind. An
+alarm is a warning or worse, raised
 with the loss logged and every {every} steps recorded.
 """
 FOUND = """
@@ -52,8 +54,9 @@ LIMITS = """
 These are models of one to three layers and some hundred steps, in float32 on a CPU. Of the false
 alarms {noise} are on noise, where nothing can be learned and a sharp head harms nothing, and
 {harmless} followed an injected fault that did no harm within the run. Sudden faults give no lead:
-the loss jumps with them. Heads that are flat because their scale is too small are told as
-information, as most such runs recover. What a threshold of this study is worth for a model of a
+the loss jumps with them. Many models without a scale learn in the end, and raise an alarm before
+they do; models that are flat because their scale is too small are told only after 200 steps, as
+many recover. What a threshold of this study is worth for a model of a
 billion parameters, nobody has measured.
 """
 NEEDS = ("torch",)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ..._health import Evidence, Finding, History, Judgement, Thresholds
 from ..._health.findings import HEAD, worst_first
 from ..._health.judge import Heads
-from ..._health.verdicts import LEVELS
+from ..._health.verdicts import LEVELS, SHARP
 from ..._records import TRAINING, Alert, StepRecord
 
 _MANY_MORE = 2  # an alert is repeated when so many times as many heads are concerned
@@ -53,7 +53,7 @@ class Alerts:
         """Those of one step, the worst first; heads with one verdict make one alert."""
         kinds: dict[str, list[Finding]] = {}
         for finding in worst_first([each for each in self.course if each.is_loud]):
-            kinds.setdefault(finding.name, []).append(finding)
+            kinds.setdefault(_kind(finding), []).append(finding)
         news = (self._news(record, heads, name, kind) for name, kind in kinds.items())
         alerts = sorted(filter(None, news), key=lambda alert: LEVELS.index(alert.level))
         over = [name for name in self._told if name not in kinds]
@@ -79,6 +79,11 @@ class Alerts:
         told = self._told.pop(name)
         reason = f"recovered: what was told at level {told.level} is over"
         return _alert(record, told.worst, "ok", told.heads, told.level, reason, "")
+
+
+def _kind(finding: Finding) -> str:
+    """What is told together: that heads are sharp is one thing, whichever way they came to it."""
+    return SHARP[0] if finding.name in SHARP else finding.name
 
 
 def _worst(heads: Heads, findings: Sequence[Finding]) -> Finding:
