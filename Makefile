@@ -20,7 +20,7 @@ INSTALL := $(PIP) --no-build-isolation \
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc src -name '*.cpp' -o -name '*.h' \
              -o -name '*.py' -o -name '*.pyi' -o -name py.typed \
-             -o -path '*/assets/*')
+             -o -path '*/assets/*' -o -path '*/explore/data/*')
 # What depends on the instruction set, and runs on each.
 ENGINE_TESTS := $(addprefix tests/test_,$(addsuffix .py,attention backward errors health_engine \
   import interop isa multihead numerics rivals semantics threads torch))

@@ -1,19 +1,21 @@
-"""Write the tables of docs/health.md from the tables that the code has.
+"""Write the tables of docs/health.md and docs/verdicts.md from what the code and the lab have.
 
     python docs/tables.py
 
 `tests/test_tables.py` fails while they differ.
 """
 
+import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import levelhead as lh
 from levelhead._health.statistics import statistics_of
-from levelhead._health.verdicts import Limit, ranked
+from levelhead._health.verdicts import MODEL_VERDICTS, VERDICTS, Limit, ranked
 
-PAGE = Path(__file__).parent / "health.md"
+HERE = Path(__file__).parent
 
 
 def table(*rows: tuple[str, ...]) -> str:
@@ -66,24 +68,70 @@ def meanings() -> str:
     return table(*rows)
 
 
-PARTS = {
-    "statistics": lambda: statistics(lh.Health),
-    "gradients": lambda: statistics(lh.GradHealth),
-    "verdicts": verdicts,
-    "meanings": meanings,
+def course() -> str:
+    """What many heads at once can mean, over time."""
+    rows = [("finding", "level", "what it means", "what to do")]
+    for name in ("nonfinite", "exploding"):
+        rows.append((f"[`{name}`](#{name})", "error", VERDICTS[name].meaning, VERDICTS[name].hint))
+    for name, each in MODEL_VERDICTS.items():
+        level = "info" if name == "flat" else each.level
+        rows.append((f"[`{name}`](#{name})", level, each.meaning, each.hint))
+    return table(*rows)
+
+
+def thresholds() -> str:
+    """Every threshold, with its source."""
+    rows = [("threshold", "value", "what it is", "source")]
+    for each in fields(lh.Thresholds):
+        value = f"{each.default:,g}"
+        rows.append((f"`{each.name}`", value, each.metadata["meaning"], each.metadata["source"]))
+    return table(*rows)
+
+
+def study() -> str:
+    """Claim 16 in numbers."""
+    results = json.loads((HERE / "lab" / "results.json").read_text(encoding="utf-8"))
+    found = next((each for each in results if each["claim"] == 16), None)
+    if found is None:
+        return "The study is not among the published results."
+    columns = found["figures"]["summary"]
+    rows = [("runs", "recorded every", "ended well", "false alarms", "failed", "caught", "lead")]
+    for part, every, well, false, sick, caught, low, lead, high in zip(
+        *(columns[name] for name in SUMMARY), strict=True
+    ):
+        steps = "-" if lead is None else f"{lead:.0f} steps (quartiles {low:.0f}, {high:.0f})"
+        share = f"{false} ({false / max(well, 1):.1%})", f"{caught} ({caught / max(sick, 1):.0%})"
+        rows.append((part, f"{every} steps", str(well), share[0], str(sick), share[1], steps))
+    return table(*rows) + f"\n\n{found['why'][:1].upper()}{found['why'][1:]}"
+
+
+SUMMARY = (
+    *("part", "recorded_every", "well", "false", "sick", "caught"),
+    *("lead_low", "lead", "lead_high"),
+)
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "health.md": {
+        "statistics": lambda: statistics(lh.Health),
+        "gradients": lambda: statistics(lh.GradHealth),
+        "verdicts": verdicts,
+        "meanings": meanings,
+    },
+    "verdicts.md": {"course": course, "thresholds": thresholds, "study": study},
 }
 
 
-def filled(page: str) -> str:
-    """The page with its tables as they should be."""
-    for name, make in PARTS.items():
-        before, start, rest = page.partition(f"<!-- {name}:start -->\n")
-        _, end, after = rest.partition(f"<!-- {name}:end -->")
+def filled(name: str) -> str:
+    """A page with its tables as they should be."""
+    page = (HERE / name).read_text(encoding="utf-8")
+    for part, make in PARTS[name].items():
+        before, start, rest = page.partition(f"<!-- {part}:start -->\n")
+        _, end, after = rest.partition(f"<!-- {part}:end -->")
         if not (start and end):
-            sys.exit(f"{PAGE} has no place for its {name}: <!-- {name}:start --> … :end -->")
+            sys.exit(f"{name} has no place for its {part}: <!-- {part}:start --> … :end -->")
         page = f"{before}{start}{make()}\n{end}{after}"
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for each in PARTS:
+        (HERE / each).write_text(filled(each), encoding="utf-8")

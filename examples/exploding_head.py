@@ -45,11 +45,11 @@ def train(qk_norm: bool) -> None:
             shares = F.one_hot(ids, TOKENS).float().unfold(1, LAST, 1).mean(-1).flatten(0, 1)
             guesses = model(ids)[:, LAST - 1 :].log_softmax(-1).flatten(0, 1)
             loss = F.kl_div(guesses, shares, reduction="batchmean")
+            seen.log(loss=loss)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    print(f"qk_norm={qk_norm}: loss {loss.item():.3f}, {len(seen.alerts)} alerts")
-    print(seen.summary(), end="\n\n")
+    print(f"qk_norm={qk_norm}: loss {loss:.3f}, {len(seen.alerts)} alerts\n{seen.summary()}\n")
 
 
 if __name__ == "__main__":

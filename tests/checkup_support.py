@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 import levelhead as lh
+from levelhead._moved import Moved
 from levelhead.checkup import Input, Subject, examine
 
 
@@ -29,10 +30,13 @@ class FakeCall(NamedTuple):
 
     @property
     def health(self):
-        return self.rescaled(1.0)
+        return self._run(1.0).health
 
-    def rescaled(self, factor):
-        return self._run(factor).health
+    def moved(self, factor):
+        (one, other), rows = (self._run(each) for each in (1.0, factor)), self.health.choice_rows
+        distance = np.abs(other.weights - one.weights).sum((-2, -1)) / 2
+        squares = [((x) ** 2).sum((-2, -1)) for x in (other.output - one.output, one.output)]
+        return Moved(other.health, np.stack([rows, distance, *squares], -1))
 
     def weights(self, entry, head):
         return self._run(1.0).weights[entry, head]
@@ -68,20 +72,28 @@ class Silent(torch.nn.Module):
         return args
 
 
-def listen_to(*calls):
-    """A stand-in for levelhead.torch.listen that hears the given calls in every run."""
+def listen_to(*calls, missed=()):
+    """A stand-in for levelhead.torch.listen that gets the given calls in every run."""
 
     @contextmanager
-    def listen(on_call, model):
+    def listen(on_call, model, on_not_understood):
         yield
         for call in calls:
             on_call(call)
+        for module in missed:
+            on_not_understood(module)
 
     return listen
 
 
-def make_result(*calls, texts=(), pictures=True, name="a model", notes=()):
-    """The checkup's dict for some calls; texts: lists of tokens, one an input."""
+def scales_of(result):
+    """What other scales would do, by rule; the one in use under the rule that it follows."""
+    return {scale.get("follows", scale["rule"]): scale for scale in result["scales"]}
+
+
+def make_result(*calls, texts=(), pictures=True, name="a model", notes=(), missed=(), factors=()):
+    """The checkup's dict for some calls; texts: lists of tokens, one per input."""
     inputs = [Input(" ".join(tokens), tokens=[tokens]) for tokens in texts] or [Input("the input")]
     subject = Subject(name, Silent(), inputs, notes=notes)
-    return examine(subject, pictures=pictures, listen=listen_to(*calls))
+    listen = listen_to(*calls, missed=missed)
+    return examine(subject, pictures=pictures, factors=factors, listen=listen)

@@ -1,7 +1,13 @@
 """Fixtures that all tests share."""
 
+import sys
+
 import pytest
 from leak_support import no_leaks
+
+# Many runs of tiny models: two threads of PyTorch spend most of their time waiting for each other,
+# and much more on a busy machine. How threads share work is tested elsewhere.
+ONE_THREAD = ("test_watch", "test_listen", "test_hf", "test_torch_tiled", "test_torch_nn")
 
 
 @pytest.fixture(autouse=True)
@@ -9,6 +15,19 @@ def nothing_is_left_behind():
     """No mode, hook, listener, note on a tensor or thread outlives the test that made it."""
     with no_leaks():
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads(request):
+    """PyTorch on one thread, where more would only be slower."""
+    if not request.module.__name__.startswith(ONE_THREAD):
+        yield
+        return
+    torch = sys.modules["torch"]
+    many = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(many)
 
 
 @pytest.fixture(scope="module")

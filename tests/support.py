@@ -1,7 +1,10 @@
 """What the engine's tests share: inputs, memory layouts, options, comparison with `reference`."""
 
+import itertools
+
 import ml_dtypes
 import numpy as np
+from hypothesis import strategies as st
 
 import levelhead as lh
 
@@ -53,6 +56,26 @@ def options(batch, heads, length, size):
 
 
 OPTION_NAMES = list(options(1, 1, 4, 4))
+TOGETHER = (  # of these, all may be given at once
+    *("window", "offset per entry", "key lengths", "scale per head", "softcap", "sinks", "dropout"),
+)
+PAIRS = list(itertools.combinations((*TOGETHER, "bool mask", "float mask"), 2))
+
+
+def random_options(batch, heads, size, random):
+    """A strategy for each option but the mask, to draw any of them or none."""
+    side, offset = st.none() | st.integers(0, 80), st.integers(-70, 160)
+    return {
+        "causal": st.booleans(),
+        "window": st.tuples(side, side) | st.integers(1, 90),
+        "query_offset": offset | st.lists(offset, min_size=batch, max_size=batch),
+        "key_lengths": st.lists(st.integers(0, size), min_size=batch, max_size=batch),
+        "scale": st.floats(-0.5, 0.5) | st.just(random.uniform(-1, 1, heads)),
+        "softcap": st.floats(0.5, 30),
+        "sinks": st.just(random.normal(size=heads)),
+        "dropout": st.sampled_from([0.0, 0.1, 0.8]),
+        "threads": st.integers(1, 4),
+    }
 
 
 # ---------------------------------------------------------------- memory layouts

@@ -12,11 +12,14 @@ from support import (
     EVERYTHING,
     LAYOUTS,
     OPTION_NAMES,
+    PAIRS,
+    TOGETHER,
     assert_close,
     check,
     inputs,
     normal,
     options,
+    random_options,
     same_bits,
 )
 
@@ -56,14 +59,8 @@ def test_each_option_in_every_dtype(name, dtype, path):
     check(q, k, v, **options_of(q, k)[name])
 
 
-COMBINED = (
-    *("window", "offset per entry", "key lengths", "scale per head", "softcap", "sinks"),
-    *("bool mask", "float mask", "dropout"),
-)
-
-
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("pair", list(itertools.combinations(COMBINED, 2)), ids=" + ".join)
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_options_in_pairs(pair, path):
     q, k, v = call(path)
     first, second = (options_of(q, k)[name] for name in pair)
@@ -74,9 +71,8 @@ def test_options_in_pairs(pair, path):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_options_at_once(dtype, path):
     q, k, v = call(path, dtype, size=700)
-    names = ("window", "offset per entry", "key lengths", "scale per head", "softcap", "sinks")
     chosen = {}
-    for name in (*names, "hiding mask", "dropout"):
+    for name in (*TOGETHER, "hiding mask"):
         chosen |= options_of(q, k)[name]
     check(q, k, v, **(chosen | {"window": (300, 5), "query_offset": [400, 680, -3]}))
 
@@ -338,25 +334,9 @@ def calls(draw):
         axis = draw(st.integers(-3, -1))
         arrays = [np.broadcast_to(x[..., :1], x.shape) if axis == -1 else x for x in arrays]
     batch, heads = int(np.prod(lead)), kv_heads * group
-    side = st.none() | st.integers(0, 80)
-    offset = st.integers(-70, 160)
     random = np.random.default_rng(seed)
-    chosen = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "causal": st.booleans(),
-                "window": st.tuples(side, side) | st.integers(1, 90),
-                "query_offset": offset | st.lists(offset, min_size=batch, max_size=batch),
-                "key_lengths": st.lists(st.integers(0, size), min_size=batch, max_size=batch),
-                "scale": st.floats(-0.5, 0.5) | st.just(random.uniform(-1, 1, heads)),
-                "softcap": st.floats(0.5, 30),
-                "sinks": st.just(random.normal(size=heads)),
-                "dropout": st.sampled_from([0.0, 0.1, 0.8]),
-                "threads": st.integers(1, 4),
-            },
-        )
-    )
+    optional = random_options(batch, heads, size, random)
+    chosen = draw(st.fixed_dictionaries({}, optional=optional))
     kind = draw(st.sampled_from(["none", "bool", "hiding", "bias"]))
     if kind != "none":
         full = (*lead, heads, length, size)

@@ -1,7 +1,5 @@
 """attention_backward against the dense formulas, and its own semantics."""
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,9 +8,12 @@ from support import (
     DTYPES,
     LAYOUTS,
     OPTION_NAMES,
+    PAIRS,
+    TOGETHER,
     inputs,
     normal,
     options,
+    random_options,
     same_bits,
     score_error,
     storage_epsilon,
@@ -79,14 +80,7 @@ def test_each_option_in_every_dtype(name, dtype, path):
     assert max(changes) > 1e-2, "the option changed nothing"
 
 
-COMBINED = ("window", "offset per entry", "key lengths", "scale per head", "softcap", "sinks")
-
-
-@pytest.mark.parametrize(
-    "pair",
-    list(itertools.combinations((*COMBINED, "bool mask", "float mask", "dropout"), 2)),
-    ids=" + ".join,
-)
+@pytest.mark.parametrize("pair", PAIRS, ids=" + ".join)
 def test_options_in_pairs(pair):
     q, k, v = call()
     first, second = (options(2, 4, 37, 45)[name] for name in pair)
@@ -97,7 +91,7 @@ def test_options_in_pairs(pair):
 def test_all_options_at_once(dtype):
     q, k, v = call(60, 300, dtype)
     chosen = {}
-    for name in (*COMBINED, "hiding mask", "dropout"):
+    for name in (*TOGETHER, "hiding mask"):
         chosen |= options(2, 4, 60, 300)[name]
     check(q, k, v, **(chosen | {"window": (150, 5), "query_offset": [230, 40]}))
 
@@ -334,24 +328,13 @@ def calls(draw):
         seed=seed,
     )
     random = np.random.default_rng(seed)
-    side = st.none() | st.integers(0, 60)
-    chosen = draw(
-        st.fixed_dictionaries(
-            {},
-            optional={
-                "causal": st.booleans(),
-                "window": st.tuples(side, side) | st.integers(1, 70),
-                "query_offset": st.integers(-60, 130),
-                "key_lengths": st.lists(st.integers(0, size), min_size=batch, max_size=batch),
-                "softcap": st.floats(0.5, 20),
-                "sinks": st.just(random.normal(size=kv_heads * group)),
-                "dropout": st.sampled_from([0.1, 0.7]),
-                "mask": st.sampled_from(
-                    [random.random((length, size)) > 0.3, random.standard_normal((1, size))]
-                ),
-            },
+    optional = random_options(batch, kv_heads * group, size, random) | {
+        "mask": st.sampled_from(
+            [random.random((length, size)) > 0.3, random.standard_normal((1, size))]
         )
-    )
+    }
+    del optional["threads"]
+    chosen = draw(st.fixed_dictionaries({}, optional=optional))
     return [LAYOUTS[draw(st.sampled_from(sorted(LAYOUTS)))](x) for x in arrays], chosen, seed
 
 

@@ -87,6 +87,18 @@ def test_a_checkup_prints_and_writes(run, here):
     assert left_in(here) == ["cli_models.py", "p.html", "r.json"]
 
 
+def test_other_factors_are_compared(run, here):
+    factors = ("--scale-factor", "2", "--scale-factor", "0.5")
+    code, out, _ = run("checkup", "cli_models:well", "--json", "r.json", *factors)
+    assert code == 0 and "2 times the scale" in out and "0.5 times the scale" in out
+    scales = json.loads((here / "r.json").read_text())["scales"]
+    assert {"as_trained", "x2", "x0.5"} <= {scale["rule"] for scale in scales}
+    code, _, err = run("checkup", "cli_models:well", "--scale-factor", "-1")
+    assert code == 2 and "--scale-factor" in err
+    code, _, err = run("checkup", "cli_models:well", "--scale-factor", "inf")
+    assert code == 2 and "a scale factor must be a number from 0 on, got inf" in err
+
+
 def test_fail_on_answers_no(run):
     assert run("checkup", "cli_models:well", "--fail-on", "collapsed")[0] == 0
     code, out, err = run("checkup", "cli_models:ill", "--fail-on", "collapsed")

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import levelhead as lh
 import levelhead.torch
+from levelhead._options import GIVEN
 
 FLOATS = "float32, float64, float16 or bfloat16"
 
@@ -301,9 +302,8 @@ def test_options(options, error, text):
     refuses(error, text, **options)
 
 
-OPTIONS = (
-    "mask, causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, "
-    "return_lse, return_health, return_weights, threads"
+OPTIONS = ", ".join(
+    ("mask", *GIVEN[:-1], "return_lse", "return_health", "return_weights", "threads")
 )
 
 

@@ -423,9 +423,9 @@ UP, DOWN = 1 + 1e-9, 1 - 1e-9
         ({}, "healthy", "ok"),
         ({"nonfinite_rows": 1}, "nonfinite", "critical"),
         ({"score_max": 100 * DOWN}, "healthy", "ok"),
-        ({"score_max": 100.0}, "exploding", "warning"),
-        ({"score_min": -100.0}, "exploding", "warning"),
-        ({"score_max": 1000 * DOWN}, "exploding", "warning"),
+        ({"score_max": 100.0}, "large", "info"),
+        ({"score_min": -100.0}, "large", "info"),
+        ({"score_max": 1000 * DOWN}, "large", "info"),
         ({"score_max": 1000.0}, "exploding", "error"),
         ({"score_min": -10_000 * DOWN}, "exploding", "error"),
         ({"score_min": -10_000.0}, "exploding", "critical"),
@@ -454,6 +454,48 @@ def test_each_rule_from_both_sides(fields, verdict, level):
     assert v.reason and v.hint
 
 
+SHARP = {"saturated": {"saturated": 0.9}, "collapsed": {"entropy_ratio": 0.01}}
+
+
+@pytest.mark.parametrize("name", SHARP)
+@pytest.mark.parametrize(
+    ("statistic", "pattern", "words"),
+    [
+        ("self_weight", "self", "its own position"),
+        ("previous_weight", "previous", "the position before"),
+        ("offset_weight", "offset", "a fixed distance"),
+        ("first_key", "first key", "the first key"),
+    ],
+)
+def test_a_pattern_that_training_makes_excuses_a_sharp_head(name, statistic, pattern, words):
+    for weight, level in ((0.5 * UP, "info"), (0.5, "warning")):
+        # A sink is excused before that, by another name.
+        health = Health.from_sums([head(**SHARP[name], **{statistic: weight})])
+        (v,) = health.verdicts(sink=2.0)
+        assert (v.verdict, v.level) == (name, level)
+        benign = f"it looks at {words}, a pattern that training makes" if level == "info" else ""
+        assert (v.pattern, v.benign) == (pattern if level == "info" else "spread", benign)
+    # Nothing excuses scores that explode.
+    v = verdict_of(**SHARP[name], **{statistic: 0.9}, score_max=1e3)
+    assert (v.verdict, v.level, v.pattern, v.benign) == ("exploding", "error", pattern, "")
+
+
+def test_one_key_that_all_rows_share_excuses_nothing():
+    v = verdict_of(saturated=0.9, shared_key=0.9)
+    assert (v.verdict, v.level, v.pattern, v.benign) == ("saturated", "warning", "shared key", "")
+
+
+def test_the_first_pattern_that_holds_names_the_head():
+    v = verdict_of(saturated=0.9, shared_key=0.9, offset_weight=0.8, previous_weight=0.8)
+    assert (v.level, v.pattern) == ("info", "previous")
+
+
+def test_patterns_that_are_not_known_excuse_nothing():
+    """As in a store from before they were measured."""
+    v = verdict_of(saturated=0.9, **dict.fromkeys(PATTERNS, math.nan))
+    assert (v.level, v.pattern, v.benign) == ("warning", "spread", "")
+
+
 def test_reasons_carry_the_numbers():
     assert verdict_of(score_min=-1234.6).reason == (
         "the largest |score| is 1,235 (error from 1,000)"
@@ -469,7 +511,9 @@ def test_reasons_carry_the_numbers():
 
 def test_the_worst_rule_wins_and_the_others_are_named():
     v = verdict_of(score_max=150.0, saturated=0.9, entropy_ratio=0.01, effective_keys=1.1)
-    assert (v.verdict, v.also) == ("exploding", ("saturated", "collapsed", "sharp"))
+    assert (v.verdict, v.also) == ("saturated", ("collapsed", "large", "sharp"))
+    v = verdict_of(score_max=1500.0, saturated=0.9)
+    assert (v.verdict, v.also) == ("exploding", ("saturated", "large"))
     assert verdict_of().also == ()
 
 
@@ -488,7 +532,7 @@ def test_worst_first_over_all_heads():
         {},
     ]
     verdicts = Health.from_sums([head(**fields) for fields in heads]).verdicts()
-    assert [v.head for v in verdicts] == [6, 4, 7, 8, 2, 5, 3, 9, 1, 0, 10]
+    assert [v.head for v in verdicts] == [6, 4, 7, 5, 3, 9, 8, 2, 1, 0, 10]
 
 
 def test_heads_that_never_see_eight_keys_are_left_out():
@@ -511,7 +555,7 @@ def test_thresholds_can_be_changed_by_name():
     assert health.verdicts(sink=0.5)[0].verdict == "healthy"
     assert health.verdicts(min_keys=17) == []
     assert Thresholds().sink == 0.3
-    with pytest.raises(TypeError, match="unknown threshold 'sinc'; there are: exploding_warning,"):
+    with pytest.raises(TypeError, match="unknown threshold 'sinc'; there are: large,"):
         health.verdicts(sinc=0.5)
 
 
@@ -523,7 +567,8 @@ def test_real_attention_gets_the_expected_verdicts():
         return reference(q, k, v, return_health=True, **options).health.verdicts()[0].verdict
 
     assert name() == "healthy"
-    assert name(scale=3.0) == "exploding"
+    assert name(scale=30.0) == "exploding"
+    assert name(scale=3.0) == "saturated"
     assert name(scale=1 / 256) == "uniform"
     assert name(mask=np.where(np.arange(128) == 0, 5.0, 0.0)) == "sink"
     # Unscaled scores have a standard deviation of 16: mostly one key a row, short of 100.

@@ -108,7 +108,8 @@ def test_every_file_is_an_experiment_in_the_order_of_the_claims():
     for one in found:
         assert one.claim >= 1 and one.version >= 1
         assert one.title and one.said and one.done and one.found and one.limits
-        assert one.seeds["quick"] >= 3 and one.seeds["full"] >= 3
+        # A seed of the study is hundreds of runs, each with a seed of its own.
+        assert one.name == "verdicts" or min(one.seeds["quick"], one.seeds["full"]) >= 3
         assert one.verdict.__doc__
 
 
@@ -121,7 +122,7 @@ def test_the_recipe_in_the_docs_is_complete(toy, tmp_path):
     text = (Path(__file__).parents[1] / "docs/lab/README.md").read_text(encoding="utf-8")
     toy.write(re.search("```python\n(.*?)```", text, re.DOTALL)[1])
     (result,) = toy.run(tmp_path / "out").results
-    assert (result["claim"], result["verdict"]) == (16, "holds")
+    assert (result["claim"], result["verdict"]) == (99, "holds")
     assert result["why"] == "the error is at most 5/√n for 2 of 2 values of n."
     assert "With 4 numbers the error is 0." in result["text"] and "{" not in result["text"]
     page = (tmp_path / "out" / "index.html").read_text()
@@ -425,7 +426,7 @@ def test_the_published_words_are_those_of_the_published_results():
     publish = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(publish)
     results = json.loads((root / "docs/lab/results.json").read_text(encoding="utf-8"))
-    assert [one["claim"] for one in results] == list(range(1, 16))
+    assert [one["claim"] for one in results] == list(range(1, 17))
     assert {one["size"] for one in results} == {"full"}
     readme = (root / "README.md").read_text(encoding="utf-8")
     page = (root / "docs/lab/results.md").read_text(encoding="utf-8")

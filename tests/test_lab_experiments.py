@@ -29,7 +29,7 @@ NAMES = list(EXPECTED)
 
 
 def test_every_experiment_is_tested():
-    assert {*EXPECTED, "training", "growth"} == set(lab.experiments())
+    assert {*EXPECTED, "training", "growth", "verdicts"} == set(lab.experiments())
 
 
 @pytest.fixture(scope="module")

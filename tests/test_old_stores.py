@@ -39,6 +39,7 @@ def test_a_run_of_0_1_is_read(path):
     )
     _, survival = run.series("layers.1", "survival")
     np.testing.assert_allclose(survival[-1], [0.09778095609, 4.594493447e-08], rtol=1e-9)
+    assert run.scalars == {}
     (alert,) = run.alerts
     assert (alert.step, alert.layer, alert.head) == (2, "layers.1", 1)
     assert (alert.verdict, alert.level, alert.previous) == ("exploding", "critical", "sharp")
@@ -59,16 +60,21 @@ def test_a_store_of_0_1_takes_a_new_run(path):
     (_, last) = old.health("layers.1")[-1]
     with Store(path, name="new") as store:
         assert store.run == 2
-        store(StepRecord(0, 0.0, {"layers.1": last}, thresholds={"exploding": 2.0}))
+        thresholds, scalars = {"exploding": 2.0}, {"loss": 1.5}
+        store(StepRecord(0, 0.0, {"layers.1": last}, thresholds=thresholds, scalars=scalars))
     again = read_run(path, 1)
     assert again.health("layers.1") == old.health("layers.1")
-    assert (again.alerts, again.thresholds) == (old.alerts, Thresholds())
+    assert (again.alerts, again.thresholds, again.scalars) == (old.alerts, Thresholds(), {})
     new = read_run(path)
     assert (new.name, new.thresholds) == ("new", Thresholds(exploding=2.0))
+    assert [part.tolist() for part in new.scalars["loss"]] == [[0], [1.5]]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
         counts = "SELECT count(entropy), count(survival) FROM heads GROUP BY run ORDER BY run"
         assert connection.execute(counts).fetchall() == [(12, 12), (2, 0)]
+        assert connection.execute("SELECT * FROM scalars").fetchall() == [
+            (2, "training", 0, "loss", 1.5)
+        ]
 
 
 def test_two_processes_may_bring_a_store_up_to_date_at_once(path):
@@ -84,3 +90,20 @@ def test_reading_changes_nothing(path):
     run_page(read_run(path))
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["run.db"]
+
+
+def test_a_store_without_scalars_is_brought_up_to_date(tmp_path):
+    """As schema 2 left it."""
+    path = tmp_path / "run.db"
+    Store(path, name="old").close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP VIEW scalars; DROP TABLE scalar_values; PRAGMA user_version = 2;"
+        )
+    assert read_run(path).scalars == {}
+    with Store(path) as store:
+        store(StepRecord(0, 0.0, {}, scalars={"loss": 2.0}))
+    assert list(read_run(path).scalars) == ["loss"]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+        assert migration(connection) == []

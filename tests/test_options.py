@@ -13,12 +13,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from support import BFLOAT16, inputs, same_bits
+from support import BFLOAT16, inputs, options, same_bits
 
 import levelhead as lh
 import levelhead.torch
 from levelhead import _engine
-from levelhead._options import OPEN, ORDER, normalise
+from levelhead._options import GIVEN, OPEN, ORDER, AttentionOptions, normalise
 
 Q, K, V = inputs(2, kv_heads=2)  # 4 query heads, 7 keys
 TENSORS = [torch.from_numpy(x) for x in (Q, K, V)]
@@ -31,13 +31,15 @@ def test_the_order_is_the_engines():
         names = re.findall(r"(\w+):", function.__doc__.splitlines()[0])
         start = names.index("mask") + 1
         assert tuple(names[start : names.index(last, start)]) == ORDER
-    options = list(inspect.signature(normalise).parameters)[:10]
-    assert options[:2] == ["causal", "window"] and tuple(options[2:]) == ORDER[2:]
-    plain = normalise(False, None, None, None, None, None, None, 0.0, None, None)
-    assert dict(zip(ORDER, plain, strict=True)) == {
-        "left": OPEN, "right": OPEN, "query_offset": None, "key_lengths": None, "scale": None,
-        "softcap": 0.0, "sinks": None, "dropout": 0.0, "seed": 0, "threads": 0,
-    }  # fmt: skip
+    assert tuple(inspect.signature(normalise).parameters) == (*GIVEN, "draw", "several")
+    assert tuple(AttentionOptions.__annotations__) == ("mask", *GIVEN)
+    given = {name: x for some in options(2, 4, 5, 7).values() for name, x in some.items()}
+    given |= {"window": None, "causal": False, "threads": 3}
+    given.pop("mask")
+    taken = dict(zip(ORDER, normalise(**given), strict=True))
+    assert taken.pop("left") == taken.pop("right") == OPEN
+    for name, value in taken.items():
+        np.testing.assert_array_equal(value, given[name], err_msg=name)
 
 
 # ---------------------------------------------------------------- what is wrong, word for word
@@ -318,7 +320,7 @@ TAKEN = {  # what is right for an option after all
 }
 
 
-@pytest.mark.parametrize("option", [*ORDER[2:], "window", "causal", "mask", "return_health"])
+@pytest.mark.parametrize("option", [*GIVEN, "mask", "return_health"])
 @pytest.mark.parametrize("thing", THINGS)
 def test_no_error_of_another_kind(option, thing):
     options = {option: THINGS[thing], **({"dropout": 0.5} if option == "seed" else {})}

@@ -1,11 +1,12 @@
 """The pages in a real browser: what is drawn, what hovering and clicking do, in every dress."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from browser_support import DRESSES
-from checkup_support import make_call, make_result
+from checkup_support import make_call, make_result, scales_of
 
 import levelhead as lh
 from levelhead._health.statistics import statistics_of
@@ -205,15 +206,30 @@ def test_scales_change_the_map_and_the_heat_map(look, checkup_file):
     cell(tab, 0, 0).click()
     tab.get_by_label("none").first.check(force=True)
     unscaled = result["layers"][0]["scales"]["none"]["heads"][0]
-    assert cell(tab, 0, 0).inner_text() == VERDICTS[unscaled["verdict"]].letter
+    moved = round(100 * unscaled["weight_moved"])
+    assert cell(tab, 0, 0).inner_text() == str(moved)
+    label = cell(tab, 0, 0).get_attribute("aria-label")
+    assert label.startswith(f"layer.0, head 0: {moved}% of its weight moves.")
+    title = f"layer.0, head 0 without the scale: {moved}% of its weight moves"
+    assert text_of(tab, "#head-title").endswith(title)
     assert unscaled["reason"] in text_of(tab, "#head-words")
     want = calls[0]._run(4.0).weights[0, 0]  # d_k is 16
     np.testing.assert_allclose(drawn(tab, "heat"), want, atol=5e-3)
-    assert "would need attention" in text_of(tab, "#scale-words")
-    assert tab.locator("#scales tbody tr").count() == 4
+    headline = text_of(tab, "h1")
+    assert headline.startswith("Without the scale: ") and headline.endswith("too sharp.")
+    assert "worse than as trained" in headline
+    assert scales_of(result)["none"]["sentence"] in text_of(tab, "#scale-words")
+    assert "attention" not in headline + text_of(tab, "#scale-words")
+    rows = tab.locator("#scales tbody tr").all_inner_texts()
+    assert len(rows) == 4 and rows[0].startswith("as trained (1/√d_k)")
+    assert "worse, too sharp: " in rows[-1]
+    cell(tab, 0, 1).hover()
+    assert "layer.0, head 1: exploding" in text_of(tab, "#tip")
+    assert "(" not in text_of(tab, "#tip").splitlines()[0]  # no level: it only describes
     cell(tab, 2, 0).click()  # a cap lies between its scores and weights
     assert "Not drawn" in text_of(tab, "#heat")
-    tab.get_by_label("as it is (1/√d_k)").first.check(force=True)
+    tab.get_by_label("as trained (1/√d_k)").first.check(force=True)
+    assert text_of(tab, "h1").startswith("2 of 9 heads need attention")
     np.testing.assert_allclose(drawn(tab, "heat"), calls[2].weights(0, 0), atol=1e-3)
     tab.get_by_label("scores", exact=True).check(force=True)
     np.testing.assert_allclose(drawn(tab, "heat"), calls[2].scores(0, 0), atol=1e-3)
@@ -248,12 +264,13 @@ def test_the_map_is_moved_in_by_keys(look, checkup_file):
 
 
 def test_a_page_without_pictures_says_so(look, tmp_path):
-    result = make_result(make_call(), pictures=False)
+    result = make_result(make_call(), pictures=False, missed=[NASTY])
     result["pictures"] = {"inputs": [], "layers": [[]]}
     path = tmp_path / "page.html"
     path.write_text(checkup_page(result), encoding="utf-8")
     tab = look(path)
     assert "too long to draw" in text_of(tab, "#heat")
+    assert f"not understood in {NASTY} (1 call)." in text_of(tab, "#missing")
     cell(tab, 0, 2).click()
     assert "head 2" in text_of(tab, "#head-title")
 
@@ -272,6 +289,35 @@ def test_a_runs_lines_are_drawn(look, run_file, dress):
     assert tab.locator("#map [role=gridcell]").count() == 8
     assert NASTY in text_of(tab, "#alerts")
     assert fits(tab)
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_what_was_logged_stands_above_on_the_same_steps(look, run_file, tmp_path, dress):
+    run = read_run(run_file.with_name("run.db"))
+    steps = np.array(run.steps)
+    scalars = {"loss": (steps, 5.0 - steps / 20), NASTY: (steps[1:3], np.array([1e-4, 2e-4]))}
+    path = tmp_path / "run.html"
+    path.write_text(run_page(replace(run, scalars=scalars)), encoding="utf-8")
+    tab = look(path, *DRESSES[dress])
+    tab.wait_for_selector("#chart .main-svg")
+    drawn = tab.evaluate(
+        "document.getElementById('chart').data.map((each) => [each.yaxis, each.x, each.y])"
+    )
+    assert drawn[-2:] == [
+        ["y2", run.steps, [5, 4.5, 4, 3.5, 3, 2.5]],
+        ["y3", run.steps, [None, 1e-4, 2e-4, None, None, None]],
+    ]
+    labels = tab.locator("#chart .annotation-text").all_text_contents()
+    assert labels == ["largest score", "loss", NASTY]
+    score, loss, other = (
+        tab.locator(f"#chart .{axes} > .nsewdrag").bounding_box() for axes in ("xy", "xy2", "xy3")
+    )
+    assert {(box["x"], box["width"]) for box in (loss, other)} == {(score["x"], score["width"])}
+    assert loss["y"] + loss["height"] <= other["y"] < other["y"] + other["height"] <= score["y"]
+    assert fits(tab)
+    tab.locator("#statistic").select_option("entropy")
+    assert tab.locator("#chart .annotation-text").first.text_content() == "entropy"
+    assert tab.locator("#chart .annotation-text").count() == 3
 
 
 def test_a_run_is_followed_by_statistic_layer_and_step(look, run_file):

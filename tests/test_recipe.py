@@ -154,9 +154,9 @@ def test_it_is_watched():
 
 
 def test_alerts_and_summary():
-    told = []
-    seen, _, _ = watched(on_alert=told.append)
-    (alert,) = told
+    alerts = []
+    seen, _, _ = watched(on_alert=alerts.append)
+    (alert,) = alerts
     assert (alert.step, alert.layer, alert.head) == (2, LAYER, 1)
     assert (alert.verdict, alert.level, alert.hint) == ("fixated", "error", "show it the others")
     assert 0.8 < alert.value <= 1
@@ -269,13 +269,13 @@ def test_the_page_the_json_and_the_text_of_a_checkup():
     }
     assert data["fields"]["made_up_share"] == data["main"]["made_up_share"]
     assert data["compared"]["made_up_share"] == "made-up share"
-    assert data["scales"][0]["numbers"]["made_up_share"] > 0.4  # the mean of both heads
+    assert data["scales"][0]["made_up_share"] > 0.4  # the mean of both heads
     assert ".fixated {" in checkup_page(result)
     head = json.loads(checkup_json(result))["layers"][0]["heads"][1]
     assert (head["verdict"], head["level"]) == ("fixated", "error") and head["made_up_share"] > 0.8
     console = Console(width=140)
     with console.capture() as captured:
-        console.print(checkup_text(result))
+        console.print(checkup_text(result, console.width))
     text = captured.get()
     assert " F  fixated: looks at the last key and nothing else" in text
     assert "made-up share" in text.split("at other scales")[1]

@@ -4,12 +4,13 @@ import json
 import os
 
 import pytest
-from checkup_support import make_call, make_result
+from checkup_support import make_call, make_result, scales_of
 from rich.console import Console
 
 import levelhead as lh
 from levelhead._health.describe import headline
 from levelhead._health.judge import severity
+from levelhead._health.table import GAP, table
 from levelhead._health.verdicts import VERDICTS
 from levelhead.report import (
     checkup_json,
@@ -21,7 +22,8 @@ from levelhead.report import (
 from levelhead.report._checkup_page import page_data
 from levelhead.report._names import short_names
 from levelhead.report._page import embed
-from levelhead.report._scales import scale_label
+from levelhead.report._scales import headline as scale_headline
+from levelhead.report._scales import in_use, label
 
 ILL = make_result(
     make_call("encoder.layer.0.attn", grow=(1, 900, 1, 30)[:3]),
@@ -35,7 +37,7 @@ WELL = make_result(make_call(seed=3, length=32), pictures=False)
 def text_of(result, width=100):
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     with console.file:
-        console.print(checkup_text(result))
+        console.print(checkup_text(result, console.width))
         return console.export_text()
 
 
@@ -93,12 +95,57 @@ def test_short_names(names, short):
     assert short_names(names) == short
 
 
-def test_the_scale_in_use_has_its_name():
-    assert scale_label(WELL, "used") == "as it is (1/√d_k)"
-    assert scale_label(make_result(make_call()._replace(scale=1.0)), "used") == "as it is (none)"
-    assert scale_label(make_result(make_call()._replace(scale=0.3)), "used") == "as it is (0.3)"
-    mixed = make_result(make_call("a"), make_call("b")._replace(scale=1.0))
-    assert scale_label(mixed, "used") == "as it is"
+def scaled(*scales, **options):
+    """The result of layers a, b, c, … with these scales; 1/√d_k is 0.25."""
+    calls = (
+        make_call(name)._replace(scale=scale)
+        for name, scale in zip("abcdefg", scales, strict=False)
+    )
+    return make_result(*calls, pictures=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("scales", "said", "rule", "shown"),
+    [
+        ((0.25,), "1/√d_k", "sqrt_dk", "1/√d_k"),
+        ((0.25, 0.25), "1/√d_k in all 2 layers", "sqrt_dk", "1/√d_k"),
+        ((1.0,), "none", "none", "none"),
+        ((0.3,), "0.3, which is 1.2 times 1/√d_k", "other", "0.3"),
+        (
+            (0.5, 0.6, 0.7, 0.8),
+            "4 different ones in 4 layers, from 0.5 to 0.8",
+            *("other", "4 different scales"),
+        ),
+        (
+            (0.25, 1.0, 0.25, 0.25, 0.25, 1.0),
+            "1/√d_k in 4 layers; none in b and f",
+            *("mixed", "2 different scales"),
+        ),
+        ((None,), "not known", "unknown", "not known"),
+    ],
+)
+def test_the_scale_in_use_is_told(scales, said, rule, shown):
+    result = scaled(*scales)
+    assert list(in_use(result)) == [f"Scale: {said}."]
+    assert f"Scale: {said}." in text_of(result)
+    scales = scales_of(result)
+    assert next(iter(scales)) == rule
+    assert label(scales[rule]) == f"as trained ({shown})"
+    if rule != "unknown":
+        assert label(scales["dk"]) == "1/d_k"
+
+
+@pytest.mark.parametrize(
+    ("level", "said"),
+    [
+        ("ok", "Without the scale: much the same as trained."),
+        ("info", "Without the scale: not quite as trained, a little too sharp."),
+        ("warning", "Without the scale: worse than as trained, too sharp."),
+        ("error", "Without the scale: much worse than as trained, too sharp."),
+    ],
+)
+def test_another_scale_has_a_headline(level, said):
+    assert scale_headline({"rule": "none", "level": level, "direction": "too sharp"}) == said
 
 
 # ---------------------------------------------------------------- the terminal
@@ -123,15 +170,49 @@ def test_the_terminal_shows_a_line_a_layer_and_the_worst_first():
 def test_the_terminal_shows_other_scales():
     lines = text_of(WELL).split("at other scales")[1].splitlines()
     rows = {line.split("  ")[1]: line for line in lines if line.strip()}
-    assert list(rows)[1:] == ["as it is (1/√d_k)", "none", "1/d_k", "1/√d_model"]
-    assert "3 healthy" in rows["as it is (1/√d_k)"]
-    unknown = make_result(make_call()._replace(scale=None), pictures=False)
-    assert text_of(unknown, 140).count("the scale in use is not known") == 3
+    names = ["as trained (1/√d_k)", "1/√d_model", "1/d_k", "none"]  # by how much weight they move
+    assert [name for name in rows if name in names] == names
+    assert " 0% " in rows["as trained (1/√d_k)"] and "what it learned" in text_of(WELL, 140)
+    moved = scales_of(WELL)["none"]["weight_moved"]
+    assert f" {moved:.0%} " in rows["none"] and "much worse, too sharp: " in text_of(WELL, 140)
+    assert "need attention" not in "".join(lines)
+    unknown = text_of(scaled(None), 140)
+    assert "The scale in use is not known, so it cannot be compared with other rules." in unknown
+    assert "1/d_k" not in unknown
 
 
 def test_the_terminal_holds_many_heads_and_narrow_windows():
     text = text_of(make_result(make_call(heads=40, length=8), pictures=False), width=60)
-    assert max(map(len, text.splitlines())) <= 60
+    assert max(map(len, text.splitlines())) <= 60 and "…" not in text
+    assert "\n    nothing: this is what it learned\n" in text
+    wide = text_of(make_result(make_call(heads=70, length=8), pictures=False), width=60)
+    assert max(map(len, wide.splitlines())) <= 60 and "…" in wide
+
+
+# ---------------------------------------------------------------- tables of text
+
+
+ROWS = [["7", "one two three four"], ["12", ""]]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (None, ["largest value  words", "            7  one two three four", "           12"]),
+        (40, ["largest value  words", "            7  one two three four", "           12"]),
+        (
+            24,
+            ["largest", "  value  words", "      7  one two three", "         four", "     12"],
+        ),
+        (
+            17,
+            ["largest", "  value", "  words", "      7", "  one two three", "  four", "     12"],
+        ),
+    ],
+)
+def test_a_table_makes_room_for_its_last_column(width, lines):
+    top, rows = table(["largest value", "words"], ROWS, "><", width)
+    assert [GAP.join(line).rstrip() for line in top + rows] == lines
 
 
 def test_a_model_of_nan_is_shown():
@@ -139,6 +220,15 @@ def test_a_model_of_nan_is_shown():
     call.query[:] = float("nan")
     text = text_of(make_result(call))
     assert "3 of 3 heads need attention: 3 nonfinite." in text
+
+
+def test_attention_that_was_not_understood_is_named():
+    result = make_result(make_call(), pictures=False, missed=["odd", "odd", ""])
+    said = "Attention was seen but not understood in odd (2 calls), (outside any module) (1 call)."
+    assert said in text_of(result) and page_data(result)["missing"] == said
+    data = json.loads(checkup_json(result))
+    assert data["not_understood"] == {"odd": 2, "(outside any module)": 1}
+    assert "not understood" not in text_of(WELL) and page_data(WELL)["missing"] == ""
 
 
 # ---------------------------------------------------------------- JSON
@@ -204,8 +294,9 @@ def test_the_pages_words():
     ]
     assert data["list"]["title"] == "Worst first"
     assert page_data(WELL)["list"]["title"] == "Nothing to repair; worth knowing"
-    used, none, *_ = data["scales"]
-    assert used["counts"]["exploding"] == 1
-    assert "would need attention" in none["words"]
-    largest = [scale["numbers"]["largest_score"] for scale in (none, used)]
+    scales = {scale["rule"]: scale for scale in data["scales"]}
+    assert list(scales) == ["used", "sqrt_dmodel", "dk", "none"]
+    assert "attention" not in scales["none"]["headline"]
+    assert scales["none"]["headline"].startswith("Without the scale: ")
+    largest = [scales[rule]["largest_score"] for rule in ("none", "used")]
     assert largest[0] == pytest.approx(4 * largest[1])  # d_k is 16

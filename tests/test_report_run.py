@@ -59,6 +59,7 @@ def test_a_run_that_goes_on(store):
     assert data["worst"] == {"layer": 1, "head": 2}
     assert (data["statistic"], data["axis"]) == ("score_max", "log")
     assert data["steps"] == [0, 10, 20]
+    assert data["scalars"] == []
     layer = data["layers"][1]
     assert (layer["short"], layer["name"]) == ("h.1", "h.1.attn")
     assert layer["verdicts"][2][-1] == "X"
@@ -95,6 +96,8 @@ def test_every_step_has_its_gradients(store):
 
 def test_a_run_in_memory_has_the_page_of_a_run_in_a_file(store):
     records = [record(0), record(5, layers=("h.0.attn",)), record(20, grow=900, alerts=[ALERT])]
+    records[1] = replace(records[1], scalars={"lr": 0.1, "loss": np.nan})
+    records[2] = replace(records[2], scalars={"acc": 0.5, "loss": 2.0})
     for each in records:
         store(each)
     stored, held = data_of(store), run_data(Run.from_records(records, model="Tiny"))
@@ -102,6 +105,15 @@ def test_a_run_in_memory_has_the_page_of_a_run_in_a_file(store):
         del data["about"], data["made"]
     assert held == stored
     assert held["alerts"][0]["verdict"] == "exploding"
+    assert held["scalars"] == [
+        {
+            "name": "loss",
+            "label": "loss (not finite at 1 step, first at step 5)",
+            "values": [None, None, 2.0],
+        },
+        {"name": "acc", "label": "acc", "values": [None, None, 0.5]},
+        {"name": "lr", "label": "lr", "values": [None, 0.1, None]},
+    ]
     empty = Run.from_records([])
     assert run_data(empty)["headline"] == "No step is recorded yet."
     assert empty.latest()[1] == []
@@ -149,6 +161,20 @@ def test_too_many_steps_are_merged_not_dropped(store, monkeypatch):
     assert max(line) == pytest.approx(scores[25, 2], rel=1e-3)
     assert line.index(max(line)) == 8  # steps 24 to 26
     assert data["layers"][1]["series"]["rows"][0][0] == 3 * 12
+
+
+def test_of_merged_steps_the_mean_of_a_scalar_is_shown(store, monkeypatch):
+    monkeypatch.setattr(_series, "MOST_POINTS", 20)
+    for step in range(50):
+        values = {"loss": np.inf if step == 4 else float(step)}
+        values |= {"seldom": 7.0} if step == 25 else {}
+        store(replace(record(step), scalars=values))
+    data = data_of(store)
+    loss, seldom = data["scalars"]
+    assert loss["label"] == "loss (not finite at 1 step, first at step 4)"
+    assert loss["values"] == [1, 4, *range(7, 48, 3), 48.5]  # 4 is the mean of 3 and 5
+    assert [place for place, value in enumerate(seldom["values"]) if value] == [8]
+    assert len(loss["values"]) == len(data["steps"])
 
 
 def test_a_layer_that_sits_out_leaves_a_gap(store):

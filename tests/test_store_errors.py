@@ -176,6 +176,10 @@ def test_runs_and_layers_that_there_are_not(tmp_path):
             TypeError,
             f"gradients: expected GradHealth {PER_HEAD} Health",
         ),
+        ({"scalars": [3]}, TypeError, "scalars: expected a dict of numbers, got [3]"),
+        ({"scalars": {"a\ud800": 3}}, ValueError, f"scalars: {UTF8} 'a\\ud800'"),
+        ({"scalars": {3: 3}}, TypeError, "scalars: expected a string, got 3"),
+        ({"scalars": {"loss": "3"}}, TypeError, "scalars: loss: expected a number, got '3'"),
         ({"alerts": None}, TypeError, "alerts: expected a tuple, got None"),
         ({"alerts": (3,)}, TypeError, "alerts: expected objects of class Alert, got 3"),
         (

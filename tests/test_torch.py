@@ -53,7 +53,7 @@ def test_every_option_gives_the_bits_of_the_array_operator(name, dtype):
         assert array(ours).tobytes() == theirs.tobytes() and ours.shape == theirs.shape
     assert got.output.dtype == got.weights.dtype == dtype
     assert got.health.sums.tobytes() == want.health.sums.tobytes()
-    assert not same(got.output, lt.attention(q, k, v))  # the option is heard
+    assert not same(got.output, lt.attention(q, k, v))  # the option has an effect
 
 
 @pytest.mark.parametrize("name", OPTION_NAMES)
@@ -237,10 +237,10 @@ def test_gradients_of_expanded_and_repeated_inputs():
 
 
 def test_listeners_hear_the_gradient_health():
-    heard = []
+    received = []
     q, k, v = tensors(2, grad=True)
     given = normalise(q, k, v, causal=True)
-    _ops.listeners[77] = heard.append
+    _ops.listeners[77] = received.append
     try:
         output, lse, _, _ = compute(given, listener=77)
         output.sum().backward()
@@ -251,8 +251,8 @@ def test_listeners_hear_the_gradient_health():
     want = lh.attention_backward(
         np.ones(output.shape, np.float32), *arrays, causal=True, return_health=True
     )
-    assert len(heard) == 1
-    assert heard[0].numpy().tobytes() == want.health.sums.tobytes()
+    assert len(received) == 1
+    assert received[0].numpy().tobytes() == want.health.sums.tobytes()
 
 
 def test_checkpointing_drops_the_same_twice():

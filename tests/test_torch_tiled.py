@@ -294,17 +294,17 @@ def test_dropout_elsewhere_is_pytorchs():
 
 def test_a_listener_elsewhere_hears_and_changes_nothing():
     q, k, v = tensors(2, grad=True)
-    given, heard = normalise(q, k, v, causal=True), []
-    _ops.listeners[78] = lambda sums: heard.append(sums) or sums
+    given, received = normalise(q, k, v, causal=True), []
+    _ops.listeners[78] = lambda sums: received.append(sums) or sums
     try:
         output = _tiled_health.attention(given, False, False, 78, False)[0]
     finally:
-        del _ops.listeners[78]  # whoever listened to the call hears of its backward
+        del _ops.listeners[78]  # whoever listened to the call gets its backward
     (dq,) = torch.autograd.grad(output.sum(), q)
     engine = _ops.attention_op(*given[:-1], False, False, 0)[0]
     torch.testing.assert_close(dq, torch.autograd.grad(engine.sum(), q)[0])
     want = _tiled_health.tiled_gradients(given, torch.ones_like(output))
-    assert len(heard) == 1 and torch.equal(heard[0], want)
+    assert len(received) == 1 and torch.equal(received[0], want)
 
 
 @EVERY_OPTION

@@ -9,7 +9,7 @@ from torch_support import leaf, same, tensors
 
 import levelhead.torch as lt
 from levelhead.torch import _ops
-from levelhead.torch._attention import normalise
+from levelhead.torch._call_options import CallOptions, normalise
 
 # PyTorch's compiler and forward mode use what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -19,6 +19,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWar
 def op_arguments(*given, health=False, weights=False, **opts):
     *arguments, _ = normalise(*given, **opts)
     return (*arguments, health, weights, 0)
+
+
+def test_the_operators_take_the_fields_of_a_call_in_their_order():
+    fields = list(CallOptions._fields[:-1])
+    names = [x.name for x in torch.ops.levelhead.attention.default._schema.arguments]
+    assert names == [*fields, "health", "weights", "listener"]
+    names = [x.name for x in torch.ops.levelhead.attention_backward.default._schema.arguments]
+    # Compiled backward passes on PyTorch's disk cache call it with the arguments in this order.
+    first = ["grad", "query", "key", "value", "output", "lse"]
+    assert names == [*first, *fields[3:], "health", "scores"]
+    is_tensor = [kind in (torch.Tensor, torch.Tensor | None) for kind in _ops.FIELDS.values()]
+    assert is_tensor == sorted(is_tensor, reverse=True)  # they come first
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -94,9 +106,9 @@ def test_opcheck_with_every_option():
 @pytest.mark.parametrize("opts", [{}, every_option(False)], ids=["plain", "every option"])
 def test_opcheck_of_backward(opts):
     q, k, v = tensors(2, dtype=torch.float64)
-    *options, _, _, _ = op_arguments(q, k, v, **opts)
-    output, lse, _, _ = _ops.attention_op(*options, False, False, 0)
-    arguments = (torch.ones_like(output), q, k, v, output, lse, *options[3:], True, True)
+    *fields, _, _, _ = op_arguments(q, k, v, **opts)
+    output, lse, _, _ = _ops.attention_op(*fields, False, False, 0)
+    arguments = (torch.ones_like(output), q, k, v, output, lse, *fields[3:], True, True)
     torch.library.opcheck(_ops.backward_op, arguments)
 
 

@@ -63,14 +63,14 @@ def test_the_function_outside_of_any_module(options, grouped):
     plain = gradients(F.scaled_dot_product_attention)
     with levelhead.torch.watch(nn.Identity()) as seen:
         watched = gradients(F.scaled_dot_product_attention)
-    told = Oracle()
-    gradients(told)
+    truth = Oracle()
+    gradients(truth)
     for a, b in zip(watched, plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
     assert list(seen.health) == [""] and seen.calls == 1
     but = ("distance",) if "is_causal" in options else ()  # the oracle has it as a mask
-    assert_same_health(seen.health, told.health(), but=but)
-    assert_same_gradients(seen.gradients, told.gradients())
+    assert_same_health(seen.health, truth.health(), but=but)
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -87,10 +87,10 @@ def test_any_rank_and_no_column(name, lead, width, dropout):
         (output * randn(*output.shape, seed=5)).sum().backward()
         return [output, *(x.grad for x in tensors)]
 
-    heard = []
-    with levelhead.torch.listen(heard.append):
+    calls = []
+    with levelhead.torch.listen(calls.append):
         seen = gradients(F.scaled_dot_product_attention)
-    assert len(heard) == 1
+    assert len(calls) == 1
     for ours, theirs in zip(seen, gradients(F.scaled_dot_product_attention), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -135,10 +135,10 @@ def test_other_dtypes(dtype):
     bound = 1e-12 if dtype is torch.float64 else 4 * torch.finfo(dtype).eps
     assert_same_step(watched, plain, bound)
     assert watched[0].dtype is dtype
-    with oracle() as told:
+    with oracle() as truth:
         train_step(model.double(), lambda m: m(x.double()))
     rtol = 1e-8 if dtype is torch.float64 else 0.2
-    assert_same_health(seen.health, told.health(), rtol, rtol, but=("saturated", "large_scores"))
+    assert_same_health(seen.health, truth.health(), rtol, rtol, but=("saturated", "large_scores"))
 
 
 def test_autocast():
@@ -351,9 +351,9 @@ def test_transformer_encoder_on_its_fast_path(norm, padding, mask, gradients):
                 watched = model(x, mask=mask, src_key_padding_mask=padding)
         torch.testing.assert_close(watched, plain, rtol=1e-5, atol=2e-5)
         assert not any(layer._forward_hooks for layer in model.layers)
-        with oracle() as told, torch.no_grad():
+        with oracle() as truth, torch.no_grad():
             model(x, mask=mask, src_key_padding_mask=padding)
-        assert_same_health(seen.health, told.health(), but=("distance",))
+        assert_same_health(seen.health, truth.health(), but=("distance",))
         assert seen.calls == 2
 
 

@@ -121,13 +121,13 @@ def watched(model, inputs):
 
 def agree(seen, output, inputs, **options):
     """Statistics and output are those of an explicit softmax of the same queries and keys."""
-    told = Oracle()
+    truth = Oracle()
     given = [x.clone().requires_grad_() for x in inputs]
-    explicit = told(*given, **options)
+    explicit = truth(*given, **options)
     (explicit * randn(*explicit.shape, seed=5)).sum().backward()
     torch.testing.assert_close(output.reshape(explicit.shape), explicit, rtol=1e-5, atol=2e-5)
-    assert_same_health(seen.health, told.health(), but=("distance",))
-    assert_same_gradients(seen.gradients, told.gradients())
+    assert_same_health(seen.health, truth.health(), but=("distance",))
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 @pytest.mark.parametrize("way", GIVEN, ids=lambda way: way.__name__)
@@ -193,7 +193,7 @@ SHARED = {grouped: GROUPS, repeated: GROUPS, one_key_head: 1, one_key_head_after
 @pytest.mark.parametrize("way", SHARED, ids=lambda way: way.__name__)
 @pytest.mark.parametrize("projected", [True, False])
 def test_heads_that_share_keys(way, projected):
-    """Projected: the heads are told by the features that were split, and by nothing else."""
+    """Projected: the heads are known by the features that were split, and by nothing else."""
     inputs = [2 * randn(B, H, L, D, seed=seed) for seed in range(3)]
     model = CallOptions(way)
     if projected:
@@ -237,27 +237,27 @@ def test_one_matrix_at_a_time(product):
     seen, calls, (output, *_) = watched(CallOptions(loop), inputs)
     assert {call.shape for call in calls} == {(1, 1, L, L)} and len(calls) == B * H
     flat = [x.flatten(0, 1)[:, None] for x in inputs]
-    told = Oracle()
-    torch.testing.assert_close(told(*flat).view(output.shape), output, rtol=1e-5, atol=2e-5)
-    assert_same_health(seen.health, {"": told.health()[0]})
+    truth = Oracle()
+    torch.testing.assert_close(truth(*flat).view(output.shape), output, rtol=1e-5, atol=2e-5)
+    assert_same_health(seen.health, {"": truth.health()[0]})
 
 
 @pytest.mark.parametrize("shape", [(1, H, L, D), (B, 1, L, D), (1, 1, L, D), (0, H, L, D)], ids=str)
 def test_sizes_of_one_and_none(shape):
     x = randn(*shape)
-    heard = []
-    with levelhead.torch.listen(heard.append):
+    calls = []
+    with levelhead.torch.listen(calls.append):
         soft(x @ x.mT) @ x
         soft(x[:, :, :1] @ x.mT) @ x
         soft(x @ x[:, :, :1].mT) @ x[:, :, :1]
     sizes = [(L, L), (1, L), (L, 1)]
-    assert [call.shape for call in heard] == [(*shape[:2], *size) for size in sizes]
+    assert [call.shape for call in calls] == [(*shape[:2], *size) for size in sizes]
 
 
-# ---------------------------------------------------------------- told by the projections alone
+# ---------------------------------------------------------------- known by the projections alone
 
 
-N = 4  # batch entries, heads, tokens, dimensions of a head: their number tells nothing
+N = 4  # batch entries, heads, tokens, dimensions of a head: their number says nothing
 
 
 def four(x):
@@ -405,9 +405,9 @@ def test_projections_tell_the_heads(way):
     if rows == 2:
         q, k, v = (rearrange(x, "b h (l i) d -> (b l) h i d", l=2) for x in (q, k, v))
         output = rearrange(output, "b h (l i) d -> (b l) h i d", l=2)
-    told = Oracle()
-    torch.testing.assert_close(told(q, k, v, scale=1.0), output, rtol=1e-5, atol=2e-5)
-    (expected,) = told.health().values()
+    truth = Oracle()
+    torch.testing.assert_close(truth(q, k, v, scale=1.0), output, rtol=1e-5, atol=2e-5)
+    (expected,) = truth.health().values()
     if batch > N * N // rows:
         expected = expected.merge(expected)
     assert_same_health(seen.health, {"": expected}, but=("distance",))

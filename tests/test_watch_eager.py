@@ -187,33 +187,33 @@ def gradients(call):
 @pytest.mark.parametrize("way", [*WAYS, sharpened], ids=lambda way: way.__name__)
 def test_by_hand(way):
     plain = gradients(Written(way))
-    heard = []
+    calls = []
     model = Written(way)
-    with levelhead.torch.watch(model) as seen, levelhead.torch.listen(heard.append):
+    with levelhead.torch.watch(model) as seen, levelhead.torch.listen(calls.append):
         watched = gradients(model)
     for a, b in zip(watched, plain, strict=True):
         assert torch.equal(a, b)  # nothing is computed otherwise
     assert list(seen.health) == [""] and seen.calls == 1
-    assert (heard[0].kind, heard[0].dk, heard[0].shape) == ("eager", D, (B, H, L, L))
+    assert (calls[0].kind, calls[0].dk, calls[0].shape) == ("eager", D, (B, H, L, L))
     if way is sharpened:
-        told = [Oracle() for _ in range(H)]
+        truth = [Oracle() for _ in range(H)]
         gradients(lambda q, k, v: torch.cat(
             [one(q[:, [h]], k[:, [h]], v[:, [h]], scale=float(torch.linspace(0.5, 2, H)[h]))
-             for h, one in enumerate(told)], 1))  # fmt: skip
-        for head, one in enumerate(told):
+             for h, one in enumerate(truth)], 1))  # fmt: skip
+        for head, one in enumerate(truth):
             (health,) = one.health().values()
             for field in ("score_max", "score_var", "entropy"):
                 ours = getattr(seen.health[""], field)[head]
                 assert ours == pytest.approx(getattr(health, field)[0], rel=1e-5)
-        assert heard[0].scale == pytest.approx(1.25)
+        assert calls[0].scale == pytest.approx(1.25)
         return
-    told = Oracle()
-    explicit = gradients(lambda q, k, v: told(q, k, v, **WAYS[way]))
+    truth = Oracle()
+    explicit = gradients(lambda q, k, v: truth(q, k, v, **WAYS[way]))
     for a, b in zip(watched, explicit, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-5)
-    assert heard[0].scale == pytest.approx(SCALE)
-    assert_same_health(seen.health, told.health())
-    assert_same_gradients(seen.gradients, told.gradients())
+    assert calls[0].scale == pytest.approx(SCALE)
+    assert_same_health(seen.health, truth.health())
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 def test_one_head_of_a_lecture():

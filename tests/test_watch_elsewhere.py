@@ -120,7 +120,7 @@ def test_dropout_is_pytorchs(elsewhere):
     step, seen = watch(model, lambda m: m(x))
     assert torch.equal(step[0], plain[0])
     torch.manual_seed(0)
-    with oracle() as told:
+    with oracle() as truth:
         train_step(model, lambda m: m(x))
-    assert_same_health(seen.health, told.health())
+    assert_same_health(seen.health, truth.health())
     assert (seen.gradients["layers.0"].survival > 0).all()  # that of the call without dropout

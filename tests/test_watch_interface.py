@@ -32,9 +32,9 @@ X = randn(2, 13, 32)
 def test_nothing_seen_is_loud():
     model = nn.Linear(4, 4)
     expected = pytest.warns(RuntimeWarning, match="saw no attention call")
-    with expected as told, levelhead.torch.watch(model) as seen:
+    with expected as warned, levelhead.torch.watch(model) as seen:
         model(randn(2, 4))
-    assert told[0].filename == __file__
+    assert warned[0].filename == __file__
     assert seen.summary() == "no attention call was seen"
     assert seen.health == {} and seen.calls == 0
 
@@ -52,7 +52,7 @@ def test_a_scripted_module_cannot_be_looked_into():
         scripted(randn(2, 4, 11, 8))
 
 
-def test_calls_on_another_thread_are_told_of():
+def test_calls_on_another_thread_are_reported():
     model = Stack()
     expected = pytest.warns(RuntimeWarning, match="on the thread that opened it")
     with expected, levelhead.torch.watch(model):
@@ -127,7 +127,7 @@ def test_a_shared_layer_is_one():
 def test_summary():
     model = lively(Stack(), size=0.05)
     with torch.no_grad():
-        model.layers[1].qkv.weight[8:16] *= 2_000  # the second head's queries
+        model.layers[1].qkv.weight[8:16] *= 20_000  # the second head's queries
     with levelhead.torch.watch(model) as seen:
         model(X).sum().backward()
     text = seen.summary()
@@ -136,14 +136,12 @@ def test_summary():
     assert lines[1].split()[0] == "layers.0" and "gradient survival" in lines[1]
     assert "head 1: exploding" in lines[2]
     assert "At step 0: 1 of 8 heads needs attention: 1 exploding." in lines
-    assert "layers.1, head 1: exploding (warning); the largest |score| is" in text
+    assert "layers.1, head 1: exploding (error); the largest |score| is" in text
     assert "What to do: tame the scores" in text
-    lenient = {"saturated": 2, "collapsed": 0} | dict.fromkeys(
-        ("exploding_warning", "exploding", "exploding_critical"), 1e9
-    )
+    lenient = {"saturated": 2, "collapsed": 0, "exploding": 1e9, "exploding_critical": 1e9}
     with levelhead.torch.watch(model, thresholds=lenient) as seen:
         model(X)
-    assert seen.summary().endswith("At step 0: no problems found in 8 heads.")
+    assert "At step 0: no problems found in 8 heads. 6 of 8 heads give every key" in seen.summary()
     assert not seen.alerts
 
 
@@ -171,33 +169,34 @@ class Louder(nn.Module):
 def test_the_summary_speaks_of_the_last_step():
     model = Louder(1.0)
     with levelhead.torch.watch(model) as seen, torch.no_grad():
-        for size in (500.0, 500.0, 1.0):
+        for size in (5_000.0, 5_000.0, 1.0):
             model.sizes = [size]
             model()
-        assert seen.summary().endswith("At step 2: no problems found in 1 head.")
+        assert "At step 2: no problems found in 1 head." in seen.summary()
         assert seen.health["layers.0"].verdicts()[0].verdict == "exploding"  # over all steps
-        model.sizes = [5_000.0]
+        model.sizes = [6_000.0]
         model()
     assert "At step 3: 1 of 1 head needs attention: 1 exploding." in seen.summary()
 
 
 def test_the_summary_is_worst_first():
-    model = Louder(150.0, 2_000.0, 300.0, 5_000.0, 200.0, 20_000.0, 1.0)
+    model = Louder(1_500.0, 20_000.0, 3_000.0, 50_000.0, 2_000.0, 200_000.0, 1.0)
     with levelhead.torch.watch(model) as seen, torch.no_grad():
         model()
     lines = seen.summary().splitlines()
     named = [line.split(",")[0] for line in lines if "; the largest |score| is" in line]
     assert named == [f"layers.{place}" for place in (5, 3, 1, 2, 4)]
     assert lines[-1] == "and 1 more; report() shows them all"
-    assert [alert.layer for alert in seen.alerts] == [*named, "layers.0"]
+    (alert,) = seen.alerts
+    assert (alert.layer, alert.heads) == (named[0], 6)
 
 
-def test_the_newest_step_is_told_of_though_the_history_thins_out(monkeypatch):
+def test_the_newest_step_is_reported_though_the_history_thins_out(monkeypatch):
     monkeypatch.setattr("levelhead.torch.watching._watch._HISTORY", 4)
     model = Louder(1.0)
     with levelhead.torch.watch(model) as seen, torch.no_grad():
         for step in range(22):
-            model.sizes = [500.0 if step == 21 else 1.0]
+            model.sizes = [5_000.0 if step == 21 else 1.0]
             model()
     assert seen._history[-1].step < 21
     assert "At step 21: 1 of 1 head needs attention: 1 exploding." in seen.summary()
@@ -239,7 +238,10 @@ def test_one_verdict_whoever_says_it(tmp_path):
         verb = "needs" if ill == 1 else "need"
         assert f"At step 0: {ill} of 8 heads {verb} attention: {ill} exploding." == data["headline"]
     assert data["headline"] in seen.summary()
-    assert len(seen.alerts) == ill
+    (alert,) = seen.alerts
+    assert (alert.verdict, alert.level, alert.heads) == ("exploding", "error", ill)
+    assert read_run(path).alerts == [alert]
+    assert [each["text"] for each in data["alerts"]] == [str(alert)]
     line = json.loads((tmp_path / "run.jsonl").read_text())
     assert [[(h["verdict"], h["level"]) for h in part["heads"]] for part in line["layers"]] == said
     assert [list(zip(j.names, j.levels, strict=True)) for j in records[0].judged.values()] == said

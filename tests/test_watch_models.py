@@ -99,9 +99,9 @@ def run(model):
 
 
 @cache
-def told_by_oracle(name):
+def by_oracle(name):
     """Health and gradients of one step, by an attention of our own registered with transformers."""
-    told = Oracle()
+    truth = Oracle()
 
     def attend(module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None,
                position_bias=None, **_):  # fmt: skip
@@ -109,7 +109,7 @@ def told_by_oracle(name):
             attention_mask = (
                 position_bias if attention_mask is None else attention_mask + position_bias
             )
-        output = told(
+        output = truth(
             query, key, value, attention_mask, scale=scaling, softcap=softcap, sinks=s_aux,
             name=names[id(module)],
         )  # fmt: skip
@@ -120,7 +120,7 @@ def told_by_oracle(name):
     model = model_of(name, "oracle")
     names = {id(module): name for name, module in model.named_modules()}
     step = train_step(model, run)
-    return step, told.health(), told.gradients()
+    return step, truth.health(), truth.gradients()
 
 
 CASES = [
@@ -150,7 +150,7 @@ def test_hugging_face(name, implementation):
         assert list(seen.health) == [f"transformer.h.{i}.self_attention" for i in (0, 1)]
         assert seen.calls == 2 and len(seen.gradients) == 2
         return
-    step, health, gradients = told_by_oracle(name)
+    step, health, gradients = by_oracle(name)
     assert_same_step(plain, step, 1e-4)
     but = ("distance",) if name.startswith("T5") else ()  # of cross attention, undefined
     assert_same_health(seen.health, health, 1e-3, 1e-4, but)
@@ -219,7 +219,7 @@ def test_hugging_face_with_gradient_checkpointing(implementation, reentrant):
         model.gradient_checkpointing_disable()
         model.disable_input_require_grads()
         model.eval()
-    step, health, gradients = told_by_oracle("LlamaForCausalLM")
+    step, health, gradients = by_oracle("LlamaForCausalLM")
     assert_same_step(watched, step, 1e-4)
     assert_same_health(seen.health, health, 1e-3, 1e-4)
     assert_same_gradients(seen.gradients, gradients, 5e-3)
@@ -253,7 +253,7 @@ def test_x_transformers(options):
             num_tokens=99, max_seq_len=32, attn_layers=layers
         )
     models[True].load_state_dict(models[False].state_dict())
-    with oracle() as told:
+    with oracle() as truth:
         step = train_step(models[True], lambda m: m(ids))
     names = [f"attn_layers.layers.{place}.1.attend" for place in (0, 2)]
     for model in models.values():
@@ -263,7 +263,7 @@ def test_x_transformers(options):
         assert_same_step(watched, plain, 1e-4)
         assert_same_step(plain, step, 1e-4)
         assert list(seen.health) == list(seen.gradients) == names
-        assert_same_health(seen.health, told.health(), 1e-3, 1e-4)
-        assert_same_gradients(seen.gradients, told.gradients(), 5e-3)
+        assert_same_health(seen.health, truth.health(), 1e-3, 1e-4)
+        assert_same_gradients(seen.gradients, truth.gradients(), 5e-3)
         assert (seen.health[names[0]].pairs == 2 * 13 * 14 / 2).all()
         assert seen.calls == 2

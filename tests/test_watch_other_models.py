@@ -42,20 +42,20 @@ def test_a_teacher_or_an_average_in_the_loop(gradients, copied):
     assert watch.calls == 6 and watch.left_out == {"other models": 6}
 
 
-def test_other_models_alone_are_told_of_at_the_end():
+def test_other_models_alone_are_reported_at_the_end():
     model = lively(Stack(), size=0.1)
     trained = copy.deepcopy(model)
     optimizer = torch.optim.SGD(trained.parameters(), lr=1e-4)
     with (
-        pytest.warns(RuntimeWarning, match=r"Other models made 6 calls meanwhile\. If one") as told,
+        pytest.warns(RuntimeWarning, match=r"Other models made 6 calls meanwhile\. If one") as said,
         levelhead.torch.watch(model) as seen,
     ):
         for _ in range(3):
             trained(X).square().mean().backward()
             optimizer.step()
-    assert len(told) == 1 and "saw no attention call" in str(told[0].message)
+    assert len(said) == 1 and "saw no attention call" in str(said[0].message)
     assert "give the watch that very\nobject: a copy of a model is another model" in str(
-        told[0].message
+        said[0].message
     )
     assert seen.health == {} and seen.left_out == {"other models": 6}
 

@@ -78,15 +78,15 @@ def test_several_forwards_a_step_and_gradient_accumulation():
             model(x).square().sum().backward()
         (model(parts[2]).square().sum() + model(parts[0]).sum()).backward()
         optimizer.step()
-    with oracle() as told:
+    with oracle() as truth:
         for x in parts[:2]:
             model(x).square().sum().backward()
         (model(parts[2]).square().sum() + model(parts[0]).sum()).backward()
-    for place, call in enumerate(told.calls):
+    for place, call in enumerate(truth.calls):
         call.name = f"layers.{place % 2}"
     assert len(records) == 1 and watch.calls == 8
-    assert_same_health(records[0].health, told.health())
-    assert_same_gradients(records[0].gradients, told.gradients())
+    assert_same_health(records[0].health, truth.health())
+    assert_same_gradients(records[0].gradients, truth.gradients())
 
 
 def test_evaluation_between_steps_is_left_out():
@@ -236,11 +236,11 @@ def test_checkpointing_counts_once(reentrant, dropout):
     assert_same_step(watched, plain)
     straight = Stack(dropout=dropout)
     straight.load_state_dict(model.state_dict())
-    with oracle() as told:
+    with oracle() as truth:
         assert_same_step(train_step(straight, run), plain)
     assert seen.calls == 2
-    assert_same_health(seen.health, told.health())
-    assert_same_gradients(seen.gradients, told.gradients())
+    assert_same_health(seen.health, truth.health())
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

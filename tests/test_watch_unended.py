@@ -1,4 +1,4 @@
-"""Steps that cannot end are told of, and only those."""
+"""Steps that cannot end are reported, and only those."""
 
 import copy
 
@@ -37,7 +37,7 @@ UPDATES = {
 }
 
 
-# ---------------------------------------------------------------- told
+# ---------------------------------------------------------------- reported
 
 
 class Masters:
@@ -63,11 +63,11 @@ def test_an_optimizer_of_other_parameters(gradients, steps):
     model = lively(Stack(), size=0.1)
     masters = Masters(model)
     watch, records = watching(model, every=3, gradients=gradients)
-    with pytest.warns(RuntimeWarning) as told, watch:
+    with pytest.warns(RuntimeWarning) as said, watch:
         for _ in range(steps):
             loss(model).backward()
             masters.step()
-    (warning,) = told
+    (warning,) = said
     text = str(warning.message)
     assert "the optimizers that stepped (SGD) hold no parameter of the watched Stack" in text
     assert f"its calls before {steps} updates are all one step" in text
@@ -78,32 +78,32 @@ def test_an_optimizer_of_other_parameters(gradients, steps):
     assert (watch.health["layers.0"].rows == steps * ROWS).all()
 
 
-def test_it_is_told_of_while_a_long_run_goes_on():
+def test_it_is_reported_while_a_long_run_goes_on():
     model = lively(Stack(1), size=0.1)
     other = torch.optim.SGD(Stack(1).parameters(), lr=1e-4)
     with levelhead.torch.watch(model, gradients=False):  # nothing more at the end
         for _ in range(99):
             loss(model)
             other.step()
-        with pytest.warns(RuntimeWarning, match="its calls before 100 updates are all") as told:
+        with pytest.warns(RuntimeWarning, match="its calls before 100 updates are all") as said:
             for _ in range(20):
                 loss(model)
                 other.step()
-    assert len(told) == 1 and told[0].filename == __file__
+    assert len(said) == 1 and said[0].filename == __file__
 
 
 @pytest.mark.parametrize("write", UPDATES.values(), ids=UPDATES)
 def test_updates_without_any_optimizer(write):
     model = lively(Stack(), size=0.1)
     with (
-        pytest.warns(RuntimeWarning, match="2 times the watched Stack ran forward and") as told,
+        pytest.warns(RuntimeWarning, match="2 times the watched Stack ran forward and") as said,
         levelhead.torch.watch(model),
     ):
         for _ in range(2):
             loss(model).backward()
             by_hand(model, write)
-    assert len(told) == 1
-    assert "but no optimizer of it stepped, so all is one step. A step ends" in str(told[0].message)
+    assert len(said) == 1
+    assert "but no optimizer of it stepped, so all is one step. A step ends" in str(said[0].message)
 
 
 def test_many_backward_passes_without_any_update():
@@ -126,7 +126,7 @@ def test_not_when_it_ends_by_an_error():
     assert seen.calls == 40
 
 
-# ---------------------------------------------------------------- not told
+# ---------------------------------------------------------------- not reported
 
 
 @pytest.mark.parametrize("critic_steps", [1, 5])

@@ -41,6 +41,20 @@ class Stack(nn.Module):
         return x
 
 
+class Wrapper(nn.Module):
+    """As Lightning's modules are: training and validation call a part of it, or all of it."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.net = Stack(**options)
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, x):
+        return self.net(x).square().mean()
+
+
 def lively(model, seed=0, size=0.3):
     """The model with weights so large that scores differ and no head is like another."""
     generator = torch.Generator().manual_seed(seed)
@@ -133,12 +147,12 @@ class Oracle:
 @contextmanager
 def oracle():
     """PyTorch's function replaced by an Oracle, its fast paths off."""
-    told, original = Oracle(), F.scaled_dot_product_attention
+    truth, original = Oracle(), F.scaled_dot_product_attention
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    F.scaled_dot_product_attention = told
+    F.scaled_dot_product_attention = truth
     try:
-        yield told
+        yield truth
     finally:
         F.scaled_dot_product_attention = original
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -149,6 +163,8 @@ COUNTS = ("rows", "pairs", "empty_rows", "nonfinite_rows", "widest_row")
 
 def assert_same_health(got, expected, rtol=2e-4, atol=2e-5, but=()):
     """Every field of every head of every layer; names are compared if both have them."""
+    if "distance" in but:  # the oracle has other positions
+        but = (*but, "self_weight", "previous_weight", "offset_weight")
     if all(isinstance(name, str) for name in expected):
         assert list(got) == list(expected)
     assert len(got) == len(expected) > 0
@@ -205,12 +221,46 @@ def watch_training(model, run, tolerance=2e-5, but=(), oracle_run=None, **option
         watched = train_step(model, run)
     assert_same_step(watched, plain, tolerance)
     torch.set_rng_state(state)
-    with oracle() as told:
+    with oracle() as truth:
         assert_same_step(train_step(model, oracle_run or run), plain, tolerance)
-    assert_same_health(seen.health, told.health(), but=but)
-    assert_same_gradients(seen.gradients, told.gradients())
-    assert seen.calls == len(told.calls)
+    assert_same_health(seen.health, truth.health(), but=but)
+    assert_same_gradients(seen.gradients, truth.gradients())
+    assert seen.calls == len(truth.calls)
     return seen
+
+
+def no_grad(run):
+    with torch.no_grad():
+        return run()
+
+
+def inference(run):
+    with torch.inference_mode():
+        return run()
+
+
+def switched_off(run):
+    torch.set_grad_enabled(False)
+    try:
+        return run()
+    finally:
+        torch.set_grad_enabled(True)
+
+
+WITHOUT = [no_grad, inference, switched_off]
+PARTS = {
+    "all of it": lambda wrapper, x: wrapper(x),
+    "a part": lambda wrapper, x: wrapper.net(x),
+    "layers": lambda wrapper, x: [layer(x) for layer in wrapper.net.layers],
+    "a wrapper": lambda wrapper, x: nn.Sequential(wrapper)(x),
+    "a part in a wrapper": lambda wrapper, x: nn.Sequential(wrapper.net)(x),
+}
+
+
+def update(model, loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
 
 def entropy(weights):

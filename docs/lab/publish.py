@@ -1,6 +1,7 @@
 """Put a run of the lab here: results.json, its pictures as images, and results.md to read them by.
 
     levelhead lab --out lab && python docs/lab/publish.py lab
+    levelhead lab verdicts --out lab && python docs/lab/publish.py lab   # others stay as they are
     python docs/lab/publish.py      # only the words: results.md and the README's table
 
 The first needs playwright and a Chromium (LEVELHEAD_CHROMIUM names another one).
@@ -25,8 +26,7 @@ def save_pictures(page: Path) -> Pictures:
     """Every picture of the page as a PNG file; gives (file, title) of each, by experiment."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415
 
-    shutil.rmtree(FIGURES, ignore_errors=True)
-    FIGURES.mkdir()
+    FIGURES.mkdir(exist_ok=True)
     saved: Pictures = {}
     chromium = os.environ.get("LEVELHEAD_CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright:
@@ -100,14 +100,27 @@ def with_table(readme: str, results: list[dict]) -> str:
     return re.sub(pattern, lambda found: found[1] + rows, readme, count=1)
 
 
+def read(folder: Path) -> list[dict]:
+    """The results of a run."""
+    found: list[dict] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    return found
+
+
 def main(run: str | None = None) -> None:
     """Publish the run in this folder; without one, write the words of the published one again."""
+    results, pictures = read(HERE), published_pictures()
     if run is not None:
-        pictures = save_pictures(Path(run) / "index.html")
-        shutil.copy(Path(run) / "results.json", HERE / "results.json")
-    else:
-        pictures = published_pictures()
-    results = json.loads((HERE / "results.json").read_text(encoding="utf-8"))
+        new = read(Path(run))
+        renewed = {each["experiment"] for each in new}
+        kept = [each for each in results if each["experiment"] not in renewed]
+        results = sorted([*kept, *new], key=lambda each: (each["claim"], each["experiment"]))
+        pictures |= save_pictures(Path(run) / "index.html")
+        text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+        (HERE / "results.json").write_text(text, encoding="utf-8")
+        there = {file for files in pictures.values() for file, _ in files}
+        for old in FIGURES.glob("*.png"):
+            if old.name not in there:
+                old.unlink()
     (HERE / "results.md").write_text(results_page(results, pictures), encoding="utf-8")
     readme = README.read_text(encoding="utf-8")
     README.write_text(with_table(readme, results), encoding="utf-8")

@@ -32,6 +32,7 @@ ORDER = (
     "seed",  # from 0 to 2**64 - 1
     "threads",  # 0: all that there are
 )
+GIVEN = ("causal", "window", *ORDER[2:])  # as the caller gives them; causal and window make two
 Window = int | tuple[int | None, int | None] | None
 
 
@@ -205,16 +206,17 @@ def _draw() -> int:
 
 
 def normalise(
-    causal: bool,
-    window: Window,
-    query_offset: int | ArrayLike | None,
-    key_lengths: ArrayLike | None,
-    scale: float | ArrayLike | None,
-    softcap: float | None,
-    sinks: ArrayLike | None,
-    dropout: float,
-    seed: int | None,
-    threads: int | None,
+    causal: bool = False,
+    window: Window = None,
+    query_offset: int | ArrayLike | None = None,
+    key_lengths: ArrayLike | None = None,
+    scale: float | ArrayLike | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+    threads: int | None = None,
+    *,
     draw: Callable[[], Any] = _draw,
     several: Callable[[str, Any], Any] = array_of,
 ) -> Options:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import traceback
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from ._health.verdicts import failable
 from ._hints import did_you_mean
 from ._progress import progress
 from .checkup import TargetError, examine, load
+from .explore import write_explorer
 from .lab import LabError, progress_bar, verdict_words
 from .lab import run as run_lab
 from .report import (
@@ -75,6 +77,10 @@ def checkup(
         str | None,
         typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
     ] = None,
+    scale_factor: Annotated[
+        list[float] | None,
+        typer.Option(metavar="F", min=0, help="Also compare with F times the scale in use."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """The attention health of a model, head by head."""
@@ -88,6 +94,7 @@ def checkup(
             result = examine(
                 subject,
                 pictures=html is not None,
+                factors=scale_factor or (),
                 on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
             tell("Writing")
@@ -95,7 +102,8 @@ def checkup(
                 write_whole(json, checkup_json(result))
             if html is not None:
                 write_whole(html, checkup_page(result))
-        _console().print(checkup_text(result))
+        console = _console()
+        console.print(checkup_text(result, console.width))
         for path in filter(None, (html, json)):
             _say(f"wrote {path}")
         if fail_on is not None and (why := failing(result, fail_on)):
@@ -150,6 +158,23 @@ def lab(
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")
+
+
+@app.command()
+def explore(
+    out: Annotated[Path, typer.Option(metavar="PAGE", help="Where to.")] = Path("explore.html"),
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """√d_k to play with: one page that needs no network."""
+    with plain_errors(debug):
+        _check_outputs(out)
+        write_explorer(out)
+        _say(f"wrote {out}")
+        if open_it and not webbrowser.open(out.resolve().as_uri()):
+            _say(f"found no browser to show it in; open {out} in yours")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

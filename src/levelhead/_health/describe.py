@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .findings import HEAD, Finding
 from .judge import Evidence, Judgement, judge, severity
-from .numbers import number, plain
+from .numbers import number, place, plain
 from .statistics import Derived, statistics_of
+from .table import GAP, table
 from .verdicts import LOUD, SHORT, ranked
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 Head = Mapping[str, Any]
 MOST_IN_REPR = 8  # heads
+MOST_NAMED = 8  # modules
+WIDEST = 100  # columns of a printed table
 
 
 # ------------------------------------------------------------ heads as plain dicts
@@ -72,11 +76,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def place(layer: str) -> str:
-    """A layer by its name; calls that no submodule makes have none."""
-    return layer or "outside any submodule"
-
-
 def needs_attention(head: Head) -> bool:
     """Whether a person should act: a warning or worse."""
     return head["level"] in LOUD
@@ -109,14 +108,18 @@ def at_steps(steps: Iterable[int]) -> str:
     return f"At step {last:,}" if first == last else f"At steps {first:,} to {last:,}"
 
 
-def headline(heads: Sequence[Head], when: str = "") -> str:
+def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] = ()) -> str:
     """The one sentence that a hurried reader takes along.
 
-    when: what the sentence begins with, such as "At step 20"
+    when:     what the sentence begins with, such as "At step 20"
+    findings: of the model and its layers; a loud one is what is said first
     """
     ill = [head for head in heads if needs_attention(head)]
     short = sum(head["verdict"] == SHORT for head in heads)
-    if ill:
+    wide = [finding for finding in findings if finding.scope != HEAD]
+    if loud := [finding for finding in wide if finding.is_loud]:
+        said = f"{loud[0].name}: {loud[0].reason}."
+    elif ill:
         verb = "needs" if len(ill) == 1 else "need"
         said = f"{len(ill)} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
     elif short == len(heads):
@@ -128,7 +131,18 @@ def headline(heads: Sequence[Head], when: str = "") -> str:
         )
     else:
         said = f"no problems found in {plural(len(heads), 'head')}."
+    if not (loud or ill):
+        said += "".join(f" {each.reason[0].upper()}{each.reason[1:]}." for each in wide)
     return f"{when}: {said}" if when else said[0].upper() + said[1:]
+
+
+def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
+    """The line that names the modules whose attention was not understood, if there are any."""
+    if not not_understood:
+        return []
+    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
+    more = f" and {len(names) - MOST_NAMED} more modules" if len(names) > MOST_NAMED else ""
+    return [f"Attention was seen but not understood in {', '.join(names[:MOST_NAMED])}{more}."]
 
 
 def in_brief(health: PerHead) -> str:
@@ -151,7 +165,7 @@ def health_table(health: Health, most: int | None = None) -> str:
         total = sum(head[name] or 0 for head in heads)
         seen += [plural(total, noun)] if total or name == "rows" else []
     names = [f"{judged_as(head)}{_FEW if head['verdict'] == SHORT else ''}" for head in heads]
-    return "\n".join([", ".join(seen), *_lines(type(health), heads, names, most)])
+    return "\n".join([", ".join(seen), *_lines(type(health), heads, {"verdict": names}, most)])
 
 
 def gradient_table(gradients: GradHealth, most: int | None = None) -> str:
@@ -162,7 +176,7 @@ def gradient_table(gradients: GradHealth, most: int | None = None) -> str:
         for head in range(gradients.shape[-1])
     ]
     heads.sort(key=lambda head: (head["survival"] is None, head["survival"]))
-    return "\n".join(_lines(type(gradients), heads, None, most))
+    return "\n".join(_lines(type(gradients), heads, {}, most))
 
 
 _SEEN = {
@@ -175,24 +189,25 @@ _FEW = " (few keys)"
 
 
 def _lines(
-    kind: type, heads: Sequence[Head], verdicts: Sequence[str] | None, most: int | None
+    kind: type, heads: Sequence[Head], words: Mapping[str, Sequence[str]], most: int | None
 ) -> list[str]:
-    """Headings and a line per head, with the statistics that have a heading."""
+    """Headings and a line per head: words, then the statistics that have a heading."""
     if not heads:
         return []
     columns = {name: each.heading for name, each in statistics_of(kind).items() if each.heading}
-    widths = [max(9, len(heading) + 1) for heading in columns.values()]
-
-    def line(head: str, verdict: str, cells: Iterable[str]) -> str:
-        named = "" if verdicts is None else f"  {verdict:<20}"
-        return f"{head:>4}{named}" + "".join(
-            f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)
-        )
-
-    lines = [line("head", "verdict", columns.values())]
-    for head, verdict in list(zip(heads, verdicts or [""] * len(heads), strict=True))[:most]:
-        values = (math.nan if head[name] is None else head[name] for name in columns)
-        lines.append(line(str(head["head"]), verdict, (number(each, ".3g") for each in values)))
+    rows = [
+        [
+            str(head["head"]),
+            *(each[at] for each in words.values()),
+            *(number(math.nan if head[x] is None else head[x], ".3g") for x in columns),
+        ]
+        for at, head in enumerate(heads[:most])
+    ]
+    headings = ["head", *words, *columns.values()]
+    align = ">" + "<" * len(words) + ">" * len(columns)
+    top, below = table(headings, rows, align)
+    gap = GAP if len(GAP.join(top[0])) <= WIDEST else " "
+    lines = [gap.join(line) for line in top + below]
     if most is not None and len(heads) > most:
         lines.append(f"… and {plural(len(heads) - most, 'more head')}")
     return lines

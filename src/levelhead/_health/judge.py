@@ -6,27 +6,48 @@ who ask: a watch judges every recorded step.
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .numbers import Spoken
-from .statistics import Floats
-from .verdicts import HEALTHY, LEVELS, LOUD, SHORT, VERDICTS, Case, Thresholds, Verdict, ranked
+from . import numbers
+from .findings import HEAD, LAYER, MODEL, Fact, Finding, worst_first
+from .numbers import Spoken, number
+from .statistics import Floats, statistics_of
+from .verdicts import (
+    HEALTHY,
+    LEVELS,
+    MODEL_VERDICTS,
+    PATTERNS,
+    SHARP,
+    SHORT,
+    SPREAD,
+    VERDICTS,
+    Case,
+    Rule,
+    Thresholds,
+    Verdict,
+    explained,
+    ranked,
+)
 
 if TYPE_CHECKING:
+    from ..scaling import ScaleInUse
     from .health import GradHealth, Health, PerHead
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
-_NO_LEVEL = len(LEVELS)
+_NAMED = 4  # layers in a sentence
+_INFO, _NO_LEVEL = LEVELS.index("info"), len(LEVELS)
 
 Indices = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -35,13 +56,15 @@ class Evidence:
 
     health:    layer → Health of shape (heads,)
     gradients: layer → GradHealth, for layers whose backward ran
-
-    All that is known of the model is here, although today's rules look at one head at a time. What
-    else a rule should see, such as earlier steps, becomes a field.
+    course:    what the course of the training says at that moment (`History.findings`); None if it
+               is not known, as in a checkup
+    scales:    layer → the scale rule in use
     """
 
     health: Mapping[str, Health]
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
+    course: tuple[Finding, ...] | None = None
+    scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
 
 
 def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str, Judgement]:
@@ -54,8 +77,91 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
     >>> judged.names, judged.levels, judged[0].reason
     (['exploding'], ['critical'], 'the largest |score| is 10,000 (critical from 10,000)')
     """
-    model = _Model(evidence, thresholds or Thresholds())
+    model = Heads(evidence, thresholds or Thresholds())
     return {layer: Judgement(model, heads) for layer, heads in model.places.items()}
+
+
+def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
+    """All that there is to say, the worst first: of the model, of layers, of single heads."""
+    heads = Heads(evidence, thresholds or Thresholds())
+    course = evidence.course or ()
+    found = [finding for finding in course if finding.scope != HEAD]
+    since = {finding.key: finding.since for finding in course}
+    for layer, place in heads.places.items():
+        for verdict in Judgement(heads, place):
+            if told := heads.told.get(place.start + verdict.head):
+                found.append(told)
+            elif verdict.verdict not in (HEALTHY, SHORT):
+                own = heads.finding(layer, verdict)
+                found.append(replace(own, since=since.get(own.key)))
+    return worst_first([*found, *_choosing_nothing(heads), *_scales(heads)])
+
+
+def _scales(heads: Heads) -> list[Finding]:
+    """The scale rule in use, where it is not the usual one; a warning where it does harm."""
+    used: dict[ScaleInUse, list[str]] = {}
+    for layer, scale in heads.evidence.scales.items():
+        if layer in heads.places:
+            used.setdefault(scale, []).append(layer)
+    sharp = any(finding.name in SHARP for finding in heads.evidence.course or ())
+    found = []
+    for scale, layers in used.items():
+        if scale.rule in ("sqrt_dk", "unknown"):
+            continue
+        hurts = sharp and scale.factor > heads.at.scale_off
+        harm = "most heads are sharp" if hurts else "no harm is seen"
+        found.append(
+            Finding(
+                scope=MODEL if len(used) == 1 else LAYER,
+                name="scale",
+                level="warning" if hurts else "info",
+                reason=f"{_scaled(scale, [] if len(used) == 1 else layers)}; {harm}",
+                hint="multiply the scores by 1/√d_k",
+                evidence=(Fact("scale, in units of 1/√d_k", scale.factor, form=".3g"),),
+                layer=layers[0],
+                heads=sum(heads.places[layer].stop - heads.places[layer].start for layer in layers),
+                explained=explained("scale"),
+            )
+        )
+    return found
+
+
+def _scaled(scale: ScaleInUse, layers: list[str]) -> str:
+    """What some layers scale by, in words; without any it is every layer."""
+    where = ", ".join(map(numbers.place, layers[:_NAMED])) or "every layer"
+    where += f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
+    one = len(layers) <= 1
+    times = f"{number(scale.factor, '.3g')} times 1/√d_k"
+    if scale.rule == "none":
+        return f"{where} {'does' if one else 'do'} not scale the scores, which is {times}"
+    verb = "scales" if one else "scale"
+    return f"{where} {verb} by {scale.words}" + ("" if scale.rule == "other" else f", {times}")
+
+
+def _choosing_nothing(heads: Heads) -> list[Finding]:
+    """That most heads are flat: normal in a new model, and nothing to call healthy."""
+    if not heads.count:
+        return []
+    flat = heads.chosen == heads.order.index("uniform")
+    many, judged = int(flat.sum()), int(heads.can_be_judged.sum())
+    if not judged or many <= heads.at.most_heads * judged:
+        return []
+    rule = MODEL_VERDICTS["flat"]
+    layer, head = heads.name_of(int(np.argmax(flat)))
+    return [
+        Finding(
+            scope=MODEL,
+            name="flat",
+            level="info",
+            reason=rule.reason.format(many=many, heads=judged, why="give every key the same"),
+            hint=rule.hint,
+            evidence=(Fact("flat heads", many / judged, high=heads.at.most_heads, form=".0%"),),
+            layer=layer,
+            head=head,
+            heads=many,
+            explained=explained("flat"),
+        )
+    ]
 
 
 Severity = tuple[bool, int, int, float]
@@ -81,7 +187,7 @@ def _severity(verdict: str, level: int, order: int, value: float | None) -> Seve
 class Judgement:
     """The verdicts of a layer's heads, by head. Only what is asked for is worked out."""
 
-    def __init__(self, model: _Model, heads: slice) -> None:
+    def __init__(self, model: Heads, heads: slice) -> None:
         self._model, self._heads = model, heads
 
     def __len__(self) -> int:
@@ -102,14 +208,6 @@ class Judgement:
         """How bad each head's verdict is, by level, then by rule; smaller is worse."""
         worst, chosen = self._model.worst[self._heads], self._model.chosen[self._heads]
         return list(zip(worst.tolist(), chosen.tolist(), strict=True))
-
-    @property
-    def loud(self) -> list[int]:
-        """The heads that someone should look after, in order of their number."""
-        if not self._model.may_be_loud:
-            return []
-        heads: list[int] = np.flatnonzero(self._model.worst[self._heads] < len(LOUD)).tolist()
-        return heads
 
     def worst_first(self) -> list[int]:
         """All heads, those that could not be judged at the end."""
@@ -135,23 +233,26 @@ class Judgement:
         if not 0 <= head < len(self):
             raise IndexError(f"head {head} of {len(self)}")
         model, at = self._model, self._heads.start + head
+        pattern = model.pattern(at)
+        if told := model.told.get(at):
+            reason = f"{told.reason}. {told.forecast}" if told.forecast else told.reason
+            also = model.holding(at, told.name)
+            words = (reason, told.hint, also, pattern, told.benign)
+            return Verdict(head, told.name, told.level, *words)
         name, level = model.order[model.chosen[at]], LEVELS[model.worst[at]]
         rule = model.rules[name]
         limits = rule.cases[model.cases[name][at]].limits
         limit = limits[0].at(model.at) if limits else math.nan
         reason = rule.reason.format_map(_Numbers(model, at, level, limit))
-        also = tuple(
-            other
-            for other, case in model.cases.items()
-            if case[at] >= 0 and other not in (name, HEALTHY, SHORT)
-        )
-        return Verdict(head, name, level, reason, rule.hint, also)
+        also, benign = model.holding(at, name), model.benign(at, rule)
+        hint = f"nothing to do: {benign}" if benign else rule.hint
+        return Verdict(head, name, level, reason, hint, also, pattern, benign)
 
 
 class _Numbers(dict[str, Any]):
     """What a reason may name: the level, the threshold that was passed, any statistic."""
 
-    def __init__(self, model: _Model, at: int, level: str, limit: float) -> None:
+    def __init__(self, model: Heads, at: int, level: str, limit: float) -> None:
         super().__init__(level=level, limit=Spoken(limit))
         self._model, self._at = model, at
 
@@ -159,8 +260,11 @@ class _Numbers(dict[str, Any]):
         return Spoken(self._model.values(statistic)[self._at])
 
 
-class _Model:
-    """All heads of all layers side by side: a statistic is one array, and so is a verdict."""
+class Heads:
+    """All heads of all layers side by side: a statistic is one array, and so is a verdict.
+
+    places: where the heads of each layer stand
+    """
 
     def __init__(self, evidence: Evidence, at: Thresholds) -> None:
         self.at, self.rules = at, ranked()
@@ -170,45 +274,93 @@ class _Model:
         for layer, part in evidence.health.items():
             self.places[layer] = slice(self.count, self.count + part.shape[-1])
             self.count += part.shape[-1]
-        self._evidence = evidence
+        self.evidence = evidence
         self._values: dict[str, Floats] = {}
         self._held: dict[str, Indices] = {}
-
-    @cached_property
-    def may_be_loud(self) -> bool:
-        """Whether any head could have a verdict that calls for action.
-
-        Quick to say, and nearly always no: a watch asks at every step.
-        """
-        return any(
-            self._passed(case).any()
-            for rule in self.rules.values()
-            for case in rule.cases
-            if case.level in LOUD
-        )
 
     @cached_property
     def cases(self) -> dict[str, Indices]:
         """For each rule which of its cases applies to each head, -1 for none."""
         short = self._holds(SHORT) >= 0
-        cases = {}
+        any_short, cases = bool(short.any()), {}
         for name, rule in self.rules.items():
-            excused = short & (not rule.any_keys and name != SHORT)
+            held = self._holds(name)
+            if any_short and not rule.any_keys and name != SHORT:
+                held = np.where(short, -1, held)
             if rule.unless:
-                excused = excused | (self._holds(rule.unless) >= 0)
-            cases[name] = np.where(excused, -1, self._holds(name))
+                held = np.where(self._holds(rule.unless) >= 0, -1, held)
+            cases[name] = held
         return cases
 
+    def seen_in(self, course: tuple[Finding, ...]) -> Heads:
+        """The same heads in the light of another course; what was worked out is kept."""
+        if course == self.evidence.course:
+            return self
+        other = copy.copy(self)
+        other.evidence = replace(self.evidence, course=course)
+        for name in ("_verdicts", "unharmed"):
+            other.__dict__.pop(name, None)
+        return other
+
     @cached_property
-    def _verdicts(self) -> tuple[Indices, Indices]:
+    def _verdicts(self) -> tuple[Indices, Indices, dict[int, Finding]]:
+        """Rule and level of each head, and those that the course says instead of a rule."""
         chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
         for place, (name, rule) in enumerate(self.rules.items()):
+            case = self.cases[name]
+            if not case.size or case.max() < 0:  # usually
+                continue
             # The case of -1, none, takes the last entry.
             levels = np.array([*(LEVELS.index(case.level) for case in rule.cases), _NO_LEVEL])
-            level = levels[self.cases[name]]
+            level = levels[case]
+            if rule.is_sharp:
+                level = np.where(self.explained | self.unharmed, np.maximum(level, _INFO), level)
             chosen = np.where(level < worst, place, chosen)
             worst = np.minimum(level, worst)
-        return chosen, worst
+        told = {}
+        for at, finding in self._foretold():
+            rank = LEVELS.index(finding.level), self.order.index(finding.name)
+            if rank < (worst[at], chosen[at]):
+                (worst[at], chosen[at]), told[at] = rank, finding
+        return chosen, worst, told
+
+    def _foretold(self) -> Iterator[tuple[int, Finding]]:
+        """What the course says of single heads that no single moment shows, by their place.
+
+        The rest of it the head's own numbers say, and as they are now.
+        """
+        for finding in self.evidence.course or ():
+            if finding.scope == HEAD and finding.forecast and finding.name in self.rules:
+                place, head = self.places.get(finding.layer, slice(0, 0)), finding.head or 0
+                if head < place.stop - place.start:
+                    yield place.start + head, finding
+
+    @property
+    def told(self) -> dict[int, Finding]:
+        """By their place the heads whose verdict is what the course says of them."""
+        return self._verdicts[2]
+
+    @cached_property
+    def unharmed(self) -> Flags:
+        """Which heads may be sharp: all is well with the training, or with all but other layers."""
+        course = self.evidence.course
+        fine = np.full(self.count, course is not None)
+        for finding in course or ():
+            if finding.scope == MODEL:
+                fine[:] = False
+            elif finding.scope == LAYER and finding.layer in self.places:
+                fine[self.places[finding.layer]] = False
+        return fine
+
+    def benign(self, at: int, rule: Rule) -> str:
+        """Why a sharp head is no illness; "" where nothing has to be said."""
+        if not rule.is_sharp:
+            return ""
+        if self.explained[at]:
+            return f"it looks at {PATTERNS[self.pattern(at)].words}, a pattern that training makes"
+        return (
+            "nothing in the course of the training speaks against it" if self.unharmed[at] else ""
+        )
 
     @property
     def chosen(self) -> Indices:
@@ -220,22 +372,89 @@ class _Model:
         """The place among LEVELS of its level."""
         return self._verdicts[1]
 
+    @cached_property
+    def can_be_judged(self) -> Flags:
+        """Which heads see enough keys, and have only finite scores."""
+        judged: Flags = (self._holds(SHORT) < 0) & (self.values("nonfinite_rows") == 0)
+        return judged
+
+    def pattern(self, at: int) -> str:
+        """What a head looks at, a name of PATTERNS or SPREAD."""
+        for name, pattern in PATTERNS.items():
+            if self.values(pattern.statistic)[at] > self.at.pattern:
+                return name
+        return SPREAD
+
+    @cached_property
+    def explained(self) -> Flags:
+        """Which heads look at something that training makes heads look at on purpose."""
+        found = np.zeros(self.count, np.bool_)
+        for pattern in reversed(PATTERNS.values()):  # the first that holds counts
+            found[self.values(pattern.statistic) > self.at.pattern] = pattern.benign
+        return found
+
+    def holding(self, at: int, but: str) -> tuple[str, ...]:
+        """The other rules that hold for a head."""
+        passed = (name for name, case in self.cases.items() if case[at] >= 0)
+        return tuple(name for name in passed if name not in (but, HEALTHY, SHORT))
+
+    def finding(self, layer: str, verdict: Verdict) -> Finding:
+        """A head's verdict as a finding, with the numbers that it rests on."""
+        at, rule = self.places[layer].start + verdict.head, self.rules[verdict.verdict]
+        case = rule.cases[self.cases[verdict.verdict][at]]
+        sources = [part for part in (self._health, self._gradients) if part is not None]
+        table = {name: each for part in sources for name, each in statistics_of(type(part)).items()}
+        facts = tuple(
+            Fact(
+                table[limit.statistic].label,
+                float(self.values(limit.statistic)[at]),
+                **{"low" if limit.sign == "<" else "high": limit.at(self.at)},
+            )
+            for limit in case.limits
+            if limit.statistic in table
+        )
+        return Finding(
+            scope=HEAD,
+            name=verdict.verdict,
+            level=verdict.level,
+            reason=verdict.reason,
+            hint=verdict.hint,
+            evidence=facts,
+            layer=layer,
+            head=verdict.head,
+            pattern=verdict.pattern,
+            benign=verdict.benign,
+            explained=explained(verdict.verdict),
+        )
+
+    def named(self, at: int) -> tuple[str, Verdict]:
+        """A head's layer and verdict, by its place."""
+        layer, head = self.name_of(at)
+        return layer, Judgement(self, self.places[layer])[head]
+
+    def name_of(self, at: int) -> tuple[str, int]:
+        """The layer of a head, and its number there."""
+        for layer, place in self.places.items():
+            if place.start <= at < place.stop:
+                return layer, at - place.start
+        raise IndexError(f"head {at} of {self.count}")
+
     def _holds(self, name: str) -> Indices:
         """Which case of a rule holds for each head: the first one; -1 for none."""
         if name not in self._held:
             found = np.full(self.count, -1)
             for place, case in reversed(list(enumerate(self.rules[name].cases))):
-                found[self._passed(case)] = place
+                np.putmask(found, self._passed(case), place)
             self._held[name] = found
         return self._held[name]
 
-    def _passed(self, case: Case) -> NDArray[np.bool_]:
+    def _passed(self, case: Case) -> Flags:
         """Which heads have passed all limits of a case."""
-        passed = (
+        passed = [
             _SIGNS[limit.sign](self.values(limit.statistic), limit.at(self.at))
             for limit in case.limits
-        )
-        every: NDArray[np.bool_] = reduce(operator.and_, passed, np.ones(self.count, np.bool_))
+        ]
+        every: Flags = reduce(operator.and_, passed) if passed else np.ones(self.count, np.bool_)
         return every
 
     def values(self, statistic: str) -> Floats:
@@ -248,13 +467,13 @@ class _Model:
 
     @cached_property
     def _health(self) -> PerHead:
-        parts = [part.over_batch() for part in self._evidence.health.values()]
+        parts = [part.over_batch() for part in self.evidence.health.values()]
         return type(parts[0])(np.concatenate([part.sums for part in parts]))
 
     @cached_property
     def _gradients(self) -> PerHead | None:
         """NaN for layers whose backward did not run."""
-        parts = {layer: part.over_batch() for layer, part in self._evidence.gradients.items()}
+        parts = {layer: part.over_batch() for layer, part in self.evidence.gradients.items()}
         if not parts:
             return None
         kind = type(next(iter(parts.values())))

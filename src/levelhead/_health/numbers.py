@@ -57,3 +57,8 @@ def plain(value: Any, digits: int | None = None) -> Any:
     if not math.isfinite(value):
         return None
     return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def place(layer: str) -> str:
+    """A layer by its name; calls that no submodule makes have none."""
+    return layer or "outside any submodule"

@@ -23,6 +23,8 @@ class Verdict(NamedTuple):
     reason:  why, in words with the numbers
     hint:    what to do
     also:    names of the other rules that hold too
+    pattern: what the head looks at, a name of PATTERNS
+    benign:  why it is no illness although it may look like one; "" where nothing has to be said
     """
 
     head: int
@@ -31,27 +33,91 @@ class Verdict(NamedTuple):
     reason: str
     hint: str
     also: tuple[str, ...] = ()
+    pattern: str = ""
+    benign: str = ""
 
 
-def _from(value: float, source: str) -> Any:
-    return field(default=value, metadata={"source": source})
+def _from(value: float, meaning: str, source: str) -> Any:
+    return field(default=value, metadata={"meaning": meaning, "source": source})
+
+
+_STUDY = "the study, docs/verdicts.md"
 
 
 @dataclass(frozen=True)
 class Thresholds:
     """Where each verdict begins. `health.verdicts(sink=0.5)` changes one of them."""
 
-    exploding_warning: float = _from(100.0, "QK-clip caps scores there, arXiv 2507.20534")
-    exploding: float = _from(1_000.0, "the loss is worse near 1e3, arXiv 2309.14322")
-    exploding_critical: float = _from(10_000.0, "every run past 1e4 diverged, arXiv 2309.14322")
-    saturated: float = _from(0.5, "ours: such a row passes 4 % of the gradient at most, see below")
-    collapsed: float = _from(0.05, "entropy collapse precedes divergence, arXiv 2303.06296")
-    uniform_entropy: float = _from(0.99, "ours: within 1 % of uniform")
-    uniform_score_std: float = _from(0.15, "ours: too flat for a larger scale to be the cure")
-    sink: float = _from(0.3, "attention sinks are benign, arXiv 2410.10781")
-    sharp_entropy: float = _from(0.3, "ours: an observation, not an illness")
-    sharp_keys: float = _from(4.0, "ours: an observation, not an illness")
-    min_keys: float = _from(8, "ours: with fewer keys, entropy and saturation say little")
+    large: float = _from(100.0, "a large |score|", "QK-clip caps scores there, arXiv 2507.20534")
+    exploding: float = _from(
+        1_000.0, "an exploding |score|", "the loss is worse near 1e3, arXiv 2309.14322"
+    )
+    exploding_critical: float = _from(
+        10_000.0, "the same, critical", "every run past 1e4 diverged, arXiv 2309.14322"
+    )
+    saturated: float = _from(
+        0.5,
+        "share of saturated rows of a saturated head",
+        "ours: such a row passes 4 % of the gradient at most, docs/health.md",
+    )
+    collapsed: float = _from(
+        0.05,
+        "entropy ratio of a collapsed head",
+        "entropy collapse precedes divergence, arXiv 2303.06296",
+    )
+    uniform_entropy: float = _from(
+        0.99, "entropy ratio of a uniform head", "ours: within 1 % of uniform"
+    )
+    uniform_score_std: float = _from(
+        0.15,
+        "standard deviation of a uniform head's scores",
+        "ours: too flat for a larger scale to be the cure",
+    )
+    pattern: float = _from(
+        0.5,
+        "weight that makes a pattern",
+        "ours: over half of the weight has one explanation",
+    )
+    sink: float = _from(
+        0.3, "weight on the first key of a sink", "attention sinks are benign, arXiv 2410.10781"
+    )
+    sharp_entropy: float = _from(
+        0.3, "entropy ratio of a sharp head", "ours: an observation, not an illness"
+    )
+    sharp_keys: float = _from(
+        4.0, "effective keys of a sharp head", "ours: an observation, not an illness"
+    )
+    min_keys: float = _from(
+        8,
+        "keys that some row must see",
+        "ours: with fewer keys, entropy and saturation say little",
+    )
+    # Over time, and of many heads at once.
+    sharp_typical: float = _from(
+        0.2, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
+    )
+    saturated_typical: float = _from(0.15, "share of saturated rows from which it does", _STUDY)
+    most_heads: float = _from(0.5, "share of the heads that is most of them", _STUDY)
+    learned: float = _from(
+        0.45, "share of the first loss that must be gone before heads may be sharp", _STUDY
+    )
+    lost: float = _from(0.1, "share of what the loss had gained that may be lost again", _STUDY)
+    scale_off: float = _from(
+        1.5,
+        "times 1/√d_k from which a scale is too large",
+        "ours: rules that people use are below it, no scale at all is above it from d_k = 3 on",
+    )
+    scale_small: float = _from(
+        0.5, "times 1/√d_k below which a scale is too small", "ours: 1/d_k is, from d_k = 5 on"
+    )
+    flat_typical: float = _from(
+        0.97, "entropy ratio above which a head counts among the flat ones of a model", _STUDY
+    )
+    patience: float = _from(10, "steps that something must last before it is told", _STUDY)
+    flat_patience: float = _from(200, "steps that a model must be flat before it is told", _STUDY)
+    forecast: float = _from(
+        100, "steps ahead within which a head on course to explode is told", _STUDY
+    )
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:
         """A copy with some thresholds changed."""
@@ -93,6 +159,30 @@ class Case(NamedTuple):
     limits: tuple[Limit, ...] = ()
 
 
+class Pattern(NamedTuple):
+    """What a head looks at: a statistic of sampled rows that passes the threshold `pattern`.
+
+    words:  "looks at …"
+    benign: training makes such heads on purpose, so it explains why a head is sharp
+    """
+
+    statistic: str
+    words: str
+    benign: bool
+
+
+# The first that holds names the head; one without any of them spreads its weight or chooses by
+# content.
+PATTERNS: dict[str, Pattern] = {
+    "self": Pattern("self_weight", "its own position", benign=True),
+    "previous": Pattern("previous_weight", "the position before", benign=True),
+    "offset": Pattern("offset_weight", "a fixed distance", benign=True),
+    "first key": Pattern("first_key", "the first key", benign=True),
+    "shared key": Pattern("shared_key", "one key that all rows share", benign=False),
+}
+SPREAD = "spread"
+
+
 class Colour(NamedTuple):
     """(fill, ink) for light pages and for dark ones; terminals take the light pair."""
 
@@ -111,6 +201,8 @@ class Rule(NamedTuple):
              the threshold that it passed
     hint:    what to do
     unless:  a verdict that excuses this one
+    is_sharp: it says that few keys get the weight: information where the head's pattern or the
+             course of the training explains it
     any_keys: it is given to heads that see too few keys to be judged, too
     """
 
@@ -121,6 +213,7 @@ class Rule(NamedTuple):
     reason: str
     hint: str
     unless: str = ""
+    is_sharp: bool = False
     any_keys: bool = False
 
     @property
@@ -148,7 +241,6 @@ VERDICTS: dict[str, Rule] = {
         cases=(
             Case("critical", (Limit("largest_score", ">=", "exploding_critical"),)),
             Case("error", (Limit("largest_score", ">=", "exploding"),)),
-            Case("warning", (Limit("largest_score", ">=", "exploding_warning"),)),
         ),
         letter="X",
         colour=Colour(light=("#c62828", "#ffffff"), dark=("#ef6461", "#2b0303")),
@@ -165,6 +257,7 @@ VERDICTS: dict[str, Rule] = {
         "the softmax passes a signal of {signal:.2g}",
         hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
         unless="sink",
+        is_sharp=True,
     ),
     "collapsed": Rule(
         cases=(Case("warning", (Limit("entropy_ratio", "<", "collapsed"),)),),
@@ -172,8 +265,17 @@ VERDICTS: dict[str, Rule] = {
         colour=Colour(light=("#f2c94c", "#3a2c00"), dark=("#dcb83f", "#2b2000")),
         meaning="almost no choice is left",
         reason="the entropy is {entropy_ratio:.2g} of its maximum (below {limit})",
-        hint=f"watch for divergence; a copying head is benign, else: {_TAME}",
+        hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
         unless="sink",
+        is_sharp=True,
+    ),
+    "large": Rule(
+        cases=(Case("info", (Limit("largest_score", ">=", "large"),)),),
+        letter="l",
+        colour=Colour(light=("#f6d5d3", "#7a1f1c"), dark=("#4a2422", "#f3bab6")),
+        meaning="large scores; harmless as long as they do not grow",
+        reason="the largest |score| is {largest_score} (large from {limit})",
+        hint="watch whether it grows; low precision rounds such scores coarsely",
     ),
     "uniform": Rule(
         cases=(
@@ -227,6 +329,47 @@ VERDICTS: dict[str, Rule] = {
         meaning="not judged: rows too short to say anything",
         reason="no row sees {limit} keys or more, which is too little to judge by",
         hint="check it on a longer input",
+    ),
+}
+
+
+class ModelVerdict(NamedTuple):
+    """What many heads at once can mean, over time. `History` has the rules.
+
+    reason: {many} of {heads} heads, {why}
+    """
+
+    level: str
+    meaning: str
+    reason: str
+    hint: str
+
+
+def explained(verdict: str) -> str:
+    """Where a verdict is explained."""
+    return f"docs/verdicts.md#{verdict}"
+
+
+SHARP = ("saturated", "collapsing")  # those that say that heads are sharp and should not be
+
+MODEL_VERDICTS: dict[str, ModelVerdict] = {
+    "saturated": ModelVerdict(
+        level="warning",
+        meaning="most heads are sharp although little has been learned",
+        reason="{many} of {heads} heads are sharp, and {why}",
+        hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
+    ),
+    "collapsing": ModelVerdict(
+        level="warning",
+        meaning="heads turned sharp while the loss got worse",
+        reason="{many} of {heads} heads turned sharp, and {why}",
+        hint=f"go back to a checkpoint and tame the scores: {_TAME}",
+    ),
+    "flat": ModelVerdict(
+        level="warning",
+        meaning="most heads choose nothing; normal in a new model",
+        reason="{many} of {heads} heads {why}",
+        hint="normal at the start; if it lasts, check the scale and the learning rate",
     ),
 }
 

@@ -47,7 +47,8 @@ def checkpoints(
         asked = repr((experiment.version, given, sorted(options.items())))
         path = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
         try:
-            trained: Any = _Loaded(**json.loads(path.read_text(encoding="utf-8")))
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            trained: Any = _Loaded(**kept) if "heads" in kept else kept
         except (OSError, ValueError, TypeError):  # not there, or damaged
             trained = train(*given, **options)
             write_whole(path, json.dumps(_fields(trained)))
@@ -64,6 +65,9 @@ def checkpoints(
 
 
 def _fields(trained: Any) -> dict[str, Any]:
+    """What is kept of a model: a dict as it is, of a `Trained` all that JSON can hold."""
+    if isinstance(trained, dict):
+        return trained
     names = {field.name for field in dataclasses.fields(trained)} - {"records"}
     fields = {name: getattr(trained, name) for name in names} | {"heads": list(trained.heads())}
     return {

@@ -93,7 +93,7 @@ def train(
     stock = budget.corpus or budget.steps * budget.batch
     text, asked = _corpus(stock, seed, 0)
     words, answers, records = [], [], list[StepRecord]()
-    with one_thread(), _no_alerts(), torch.random.fork_rng(devices=[]):
+    with one_thread(), no_alerts(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         epochs = -(-budget.steps * budget.batch // stock)
         order = torch.cat([torch.randperm(stock) for _ in range(epochs)]).split(budget.batch)
@@ -159,7 +159,7 @@ def _clip(model: LanguageModel, record: StepRecord, limit: float) -> None:
 
 
 @contextmanager
-def _no_alerts() -> Iterator[None]:
+def no_alerts() -> Iterator[None]:
     """Keep the watch from logging: here models are meant to go wrong."""
     log = logging.getLogger("levelhead")
     disabled, log.disabled = log.disabled, True

@@ -18,11 +18,15 @@ class Shape:
     rule:    the scale rule; d_model, for the rule that needs it, is heads·d_k
     d_k:     width of a head's queries and keys; the model's own width does not depend on it, so
              that models differ in nothing else
-    norm:    where LayerNorm is: "pre", "post" or "none"
+    norm:    where LayerNorm is: "pre", "post" or "none"; "parallel" is one before both parts, which
+             then work side by side
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
     softcap: c·tanh(score/c)
+    factor:  on the scale that the rule gives
+    dropout: of what each part adds to the residual
+    causal:  a position sees only what came before
     """
 
     rule: str = "sqrt_dk"
@@ -34,15 +38,19 @@ class Shape:
     weights: str = "unit"
     qk_norm: bool = False
     softcap: float | None = None
+    factor: float = 1.0
+    dropout: float = 0.0
+    causal: bool = True
 
 
 class Attention(nn.Module):
-    """Causal self-attention; queries and keys are (batch, heads, length, d_k)."""
+    """Self-attention; queries and keys are (batch, heads, length, d_k)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.scale = scale_rule(shape.rule)(shape.d_k, shape.heads * shape.d_k)
+        rule = scale_rule(shape.rule)
+        self.scale = shape.factor * rule(shape.d_k, shape.heads * shape.d_k)
         inner = shape.heads * shape.d_k
         self.query = _linear(shape.width, inner, shape.weights)
         self.key = _linear(shape.width, inner, shape.weights)
@@ -59,7 +67,10 @@ class Attention(nn.Module):
         for norm_query, norm_key in [self.norms] if self.norms else []:
             query, key = norm_query(query), norm_key(key)
         attended: Tensor = attention(
-            query, key, value, causal=True, scale=self.scale, softcap=self.shape.softcap
+            *(query, key, value),
+            causal=self.shape.causal,
+            scale=self.scale,
+            softcap=self.shape.softcap,
         )
         out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))
         return out
@@ -92,14 +103,19 @@ class Block(nn.Module):
             nn.Linear(2 * shape.width, shape.width),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+        self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
+        if self.norm == "parallel":
+            normed = self.norms[0](x)
+            both: Tensor = x + self.drop(self.attention(normed)) + self.drop(self.mlp(normed))
+            return both
         for norm, part in zip(self.norms, (self.attention, self.mlp), strict=True):
             if self.norm == "pre":
-                x = x + part(norm(x))
+                x = x + self.drop(part(norm(x)))
             else:
-                x = x + part(x)
+                x = x + self.drop(part(x))
                 x = norm(x) if self.norm == "post" else x
         return x
 

@@ -13,17 +13,16 @@ from .._health.describe import (
     count,
     headline,
     judged_as,
-    listed,
+    missing_calls,
     needs_attention,
-    plural,
 )
 from .._health.judge import severity
-from .._health.numbers import plain
+from ..checkup._what_if import IN_USE, compared, with_scale
+from . import _scales
 from ._names import short_names
 from ._page import asset, page
-from ._scales import compared, of_all, scale_label, scale_views
 from ._tables import colours, fields, legend, main_statistics
-from ._words import subtitle
+from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
 MOST_LISTED = 12
@@ -50,8 +49,10 @@ def page_data(result: Result) -> dict[str, Any]:
     heads = [head for layer in result["layers"] for head in layer["heads"]]
     worst = worst_first(result)
     return {
-        "headline": headline(heads),
+        "headline": headline(heads, findings=findings_of(result)),
         "about": subtitle(result),
+        "missing": " ".join(missing_calls(result["not_understood"])),
+        "scale": list(_scales.in_use(result)),
         "made": f"Made by levelhead {__version__}. A verdict is a rule of thumb with a source, "
         "listed in levelhead's docs/health.md.",
         "inputs": _inputs(result),
@@ -63,7 +64,11 @@ def page_data(result: Result) -> dict[str, Any]:
         "layers": [
             {**layer, "short": name} for layer, name in zip(result["layers"], names, strict=True)
         ],
-        "scales": [_scale(result, rule, scaled) for rule, scaled in scale_views(result)],
+        "scales": [_scale(scale) for scale in result["scales"]],
+        "scales_about": " ".join(
+            [_scales.ABOUT, *([] if _scales.is_known(result) else [_scales.NOT_KNOWN])]
+        ),
+        "moved_meaning": "The share of each row's weight that another scale moves to other keys.",
         "pictures": result["pictures"],
         "worst": {"layer": worst[0][0], "head": worst[0][1]["head"]},
         "list": _list(worst, names),
@@ -106,22 +111,15 @@ def _list(worst: list[tuple[int, Head]], names: list[str]) -> dict[str, Any]:
     }
 
 
-def _scale(result: Result, rule: str, heads: list[Head] | None) -> dict[str, Any]:
-    label = scale_label(result, rule)
-    if heads is None:
-        return {"rule": rule, "label": label, "known": False}
-    counts = count(heads)
-    ill = sum(needs_attention(head) for head in heads)
-    would = "" if rule == "used" else " would"
-    need = "needs" if ill == 1 and not would else "need"
+def _scale(scale: _scales.Scale) -> dict[str, Any]:
+    used = scale["rule"] == IN_USE
     return {
-        "rule": rule,
-        "label": label,
-        "known": True,
-        "counts": counts,
-        "numbers": plain({each.name: of_all(heads, each) for each in compared()}),
-        "words": f"{'As it is' if rule == 'used' else f'Scale {label}'}: {listed(counts)}. "
-        f"{ill} of {plural(len(heads), 'head')}{would} {need} attention.",
+        **scale,
+        "rule": "used" if used else scale["rule"],
+        "label": _scales.label(scale),
+        "with": "" if used else with_scale(scale["rule"]).lower(),
+        "headline": _scales.headline(scale),
+        "short": "".join(_scales.in_short(scale)),
     }
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from .. import __version__
 from .._files import write_whole
-from .._health import Evidence, GradHealth, Health, judge
+from .._health import Evidence, GradHealth, Health, findings, judge
 from .._health.describe import at_steps, describe, headline, plural
+from .._health.findings import HEAD
 from .._health.judge import severity
 from .._health.numbers import plain
-from .._health.verdicts import MARKS, SHORT
+from .._health.verdicts import MARKS, SHARP, SHORT, VERDICTS
 from ..store import Run
 from ._names import short_names
 from ._page import asset, page
@@ -39,20 +40,29 @@ def run_page(run: Run) -> str:
 
 def run_data(run: Run) -> dict[str, Any]:
     """All that the page shows, words included: its script only draws."""
-    steps, lines = thinned(run)
+    steps, lines, scalars = thinned(run)
     latest, last_steps = run.latest()
     layers = list(latest.health)
-    whole = Evidence(run.total(), run.total_gradients())
+    # Of all steps together: sharp heads are judged by how the run has gone until now.
+    whole = Evidence(run.total(), run.total_gradients(), latest.course)
+    found = findings(latest, run.thresholds)
     heads = describe(whole, judge(whole, run.thresholds))
     last = describe(latest, judge(latest, run.thresholds))
     now = [(place, head) for place, layer in enumerate(layers) for head in last[layer]]
     worst = min(now, key=lambda entry: severity(entry[1]), default=None)
     chart = telling(worst[1]) if worst else None
     return {
-        "headline": headline([head for _, head in now], at_steps(last_steps))
+        "headline": headline([head for _, head in now], at_steps(last_steps), found)
         if now
         else "No step is recorded yet.",
         "about": _about(run),
+        "findings": [
+            {"mark": _mark(each.name), "level": each.level, "text": str(each)}
+            for each in [
+                *(each for each in found if each.scope != HEAD),
+                *[each for each in found if each.scope == HEAD and each.forecast][:1],
+            ]
+        ],
         "made": f"Made by levelhead {__version__} at {_clock(time.time())}.",
         "legend": legend(),
         "levels": MARKS,
@@ -60,6 +70,7 @@ def run_data(run: Run) -> dict[str, Any]:
         "fields": fields(Health, GradHealth),
         "guides": guides(run.thresholds),
         "steps": steps,
+        "scalars": scalars,
         "layers": [
             {"name": layer, "short": name, "heads": heads[layer], "last": last[layer]}
             | lines[layer]
@@ -77,10 +88,22 @@ def _alerts(run: Run, layers: Sequence[str]) -> list[dict[str, Any]]:
     """The latest alerts, the newest first, each with the place of its layer."""
     places = {layer: place for place, layer in enumerate(layers)}
     return [
-        plain(asdict(alert)) | {"layer": places[alert.layer]}
+        plain(asdict(alert))
+        | {"layer": places[alert.layer], "text": str(alert), "mark": _mark(alert.verdict)}
         for alert in reversed(run.alerts[-MOST_ALERTS:])
         if alert.layer in places
     ]
+
+
+def _mark(verdict: str) -> str:
+    """The head's verdict whose letter and colour a finding of the whole model takes."""
+    return (
+        verdict
+        if verdict in VERDICTS
+        else "saturated"
+        if verdict in (*SHARP, "scale")
+        else "uniform"
+    )
 
 
 def _about(run: Run) -> str:

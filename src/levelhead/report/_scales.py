@@ -1,60 +1,78 @@
-"""The counterfactual: what the other scales would have made of the same queries and keys."""
+"""The scale in use and the other scales, as the terminal and the page tell of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .._health import Health
-from .._health.describe import Head
-from .._health.statistics import Statistic, statistics_of
+from .._health.describe import plural
+from ..checkup._what_if import IN_USE, scale_words, with_scale
+from ..scaling import UNKNOWN
+from ._names import short_names
 
-LABELS = {"none": "none", "dk": "1/d_k", "sqrt_dmodel": "1/√d_model"}
+Result = Mapping[str, Any]
+Scale = Mapping[str, Any]
+
+ABOUT = "Nothing is trained anew: the more weight moves, the further it is from what was learned."
+NOT_KNOWN = "The scale in use is not known, so it cannot be compared with other rules."
+_HEADLINES = {
+    "ok": "much the same as trained",
+    "info": "not quite as trained, a little {}",
+    "warning": "worse than as trained, {}",
+    "error": "much worse than as trained, {}",
+}
+_IN_SHORT = {
+    "ok": "",
+    "info": "a little {}: ",
+    "warning": "worse, {}: ",
+    "error": "much worse, {}: ",
+}
+_FEW = 3  # layers, or different scales, that are named
 
 
-def scale_views(result: Mapping[str, Any]) -> Iterator[tuple[str, list[Head] | None]]:
-    """(rule, all heads as that scale leaves them); "used" first; None where it is not known."""
-    layers = result["layers"]
-    yield "used", [head for layer in layers for head in layer["heads"]]
-    for rule in LABELS:
-        known = all(rule in layer["scales"] for layer in layers)
-        heads = (
-            [head for layer in layers for head in layer["scales"][rule]["heads"]] if known else None
+def in_use(result: Result) -> Iterator[str]:
+    """By what the layers multiply their scores, and what should be known about it."""
+    names = short_names([layer["name"] for layer in result["layers"]])
+    places: dict[str, list[str]] = {}
+    for name, layer in zip(names, result["layers"], strict=True):
+        places.setdefault(scale_words(layer), []).append(name)
+    if len(places) == 1:
+        (words,), many = places, len(names)
+        yield f"Scale: {words}{f' in all {many} layers' if many > 1 else ''}."
+    elif len(places) > _FEW:
+        scales = [layer["scale"] for layer in result["layers"] if layer["scale"] is not None]
+        ends = f"from {min(scales):.2g} to {max(scales):.2g}"
+        yield f"Scale: {len(places)} different ones in {len(names)} layers, {ends}."
+    else:
+        parts = (
+            f"{words} in {' and '.join(some) if len(some) <= _FEW else plural(len(some), 'layer')}"
+            for words, some in places.items()
         )
-        yield rule, heads
+        yield f"Scale: {'; '.join(parts)}."
+    for finding in result["scale_findings"]:
+        where = (
+            "" if finding["scope"] == "model" else f" ({plural(len(finding['layers']), 'layer')})"
+        )
+        yield f"{finding['reason'][0].upper()}{finding['reason'][1:]}{where}. → {finding['hint']}"
 
 
-def scale_label(result: Mapping[str, Any], rule: str) -> str:
-    """How a scale is called; for the one in use its formula, where it is one of ours."""
-    if rule != "used":
-        return LABELS[rule]
-    used = {_formula(layer) for layer in result["layers"]}
-    return f"as it is ({used.pop()})" if len(used) == 1 else "as it is"
+def label(scale: Scale) -> str:
+    """How a scale is called in a table."""
+    words: str = scale["words"]
+    # Of a number without a rule, how it stands to 1/√d_k is told above.
+    return f"as trained ({words.partition(',')[0]})" if scale["rule"] == IN_USE else words
 
 
-def _formula(layer: Mapping[str, Any]) -> str:
-    if layer["scale"] is None:
-        return "not known"
-    known: dict[str, float] = {"1/√d_k": 1 / math.sqrt(layer["d_k"])} | {
-        LABELS[rule]: view["scale"] for rule, view in layer["scales"].items()
-    }
-    for label, scale in known.items():
-        if math.isclose(scale, layer["scale"], rel_tol=1e-4):
-            return label
-    return f"{layer['scale']:.4g}"
+def headline(scale: Scale) -> str:
+    """What a hurried reader takes along of another scale."""
+    return f"{with_scale(scale['rule'])}: {_HEADLINES[scale['level']].format(scale['direction'])}."
 
 
-def compared() -> list[Statistic]:
-    """What scales are compared by."""
-    return [each for each in statistics_of(Health).values() if each.compared]
+def in_short(scale: Scale) -> tuple[str, str]:
+    """The same for a table: how bad it is, and why."""
+    return _IN_SHORT[scale["level"]].format(scale["direction"]), scale["why"]
 
 
-def of_all(heads: Sequence[Head], statistic: Statistic) -> float:
-    """One number for all heads that have the statistic; NaN where none has."""
-    values: list[float] = [
-        head[statistic.name] for head in heads if head[statistic.name] is not None
-    ]
-    if not values:
-        return math.nan
-    return max(values) if statistic.compared == "max" else sum(values) / len(values)
+def is_known(result: Result) -> bool:
+    """Whether the scale in use is known in every layer."""
+    return all(layer["scale_rule"] != UNKNOWN for layer in result["layers"])

@@ -17,35 +17,45 @@ from .._health.describe import (
     headline,
     in_words,
     judged_as,
-    listed,
+    missing_calls,
     needs_attention,
     plural,
 )
 from .._health.judge import severity
 from .._health.numbers import number
+from .._health.table import GAP, table
 from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
+from ..checkup._what_if import compared
 from ._names import short_names
-from ._scales import compared, of_all, scale_label, scale_views
-from ._words import subtitle
+from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
+from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
 MOST_HEADS_IN_WORDS = 8
+LONGEST_NAME = 44
 
 
-def checkup_text(result: Result) -> RenderableType:
-    """The result as rich draws it: the map, the worst heads in words, the other scales."""
+def checkup_text(result: Result, width: int) -> RenderableType:
+    """The result as rich draws it: the map, the worst heads in words, the other scales.
+
+    width: of the window
+    """
     names = dict(zip((layer["name"] for layer in result["layers"]), _short(result), strict=True))
     heads = [(names[layer["name"]], head) for layer in result["layers"] for head in layer["heads"]]
     heads.sort(key=lambda entry: severity(entry[1]))
     parts: list[RenderableType] = [
         Text(subtitle(result), style="dim"),
-        Text(headline([head for _, head in heads]), style="bold"),
+        Text(headline([head for _, head in heads], findings=findings_of(result)), style="bold"),
+        *map(Text, missing_calls(result["not_understood"])),
+        *map(Text, in_use(result)),
         "",
-        _map(result, names),
+        *_map(result, names, width),
         Padding(_legend({head["verdict"] for _, head in heads}), (0, 0, 1, 2)),
         *_worst(heads),
         Text("The same queries and keys at other scales", style="bold"),
-        _scales(result),
+        Text(f"  {ABOUT}", style="dim"),
+        *_scales(result, width),
+        *([] if is_known(result) else [Text(f"  {NOT_KNOWN}", style="dim")]),
     ]
     return Group(*parts)
 
@@ -54,25 +64,37 @@ def _short(result: Result) -> list[str]:
     return short_names([layer["name"] for layer in result["layers"]])
 
 
-def _map(result: Result, names: Mapping[str, str]) -> RenderableType:
+def _map(result: Result, names: Mapping[str, str], width: int) -> Iterator[Text]:
     """One line per layer: one block per head, then the worst head in words."""
-    widest = max(len(layer["heads"]) for layer in result["layers"])
-    cell = 3 if widest <= 16 else 1
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("  layer", no_wrap=True, max_width=44)
-    table.add_column("heads", no_wrap=True, min_width=cell * widest)
-    table.add_column("worst head", ratio=1)
+    cell = 3 if max(len(layer["heads"]) for layer in result["layers"]) <= 16 else 1
+    styles = {VERDICTS[verdict].letter: style_of(verdict) for verdict in VERDICTS}
+    rows = []
     for layer in result["layers"]:
-        blocks = Text()
-        for head in layer["heads"]:
-            letter = VERDICTS[head["verdict"]].letter
-            blocks.append(letter.center(cell), style=style_of(head["verdict"]))
+        letters = [VERDICTS[head["verdict"]].letter for head in layer["heads"]]
         worst = min(layer["heads"], key=severity)
-        words = Text.assemble(
-            (f"{worst['head']} ", "bold"), (worst["verdict"], "bold"), f": {worst['reason']}"
-        )
-        table.add_row(Text(f"  {names[layer['name']]}"), blocks, words)
-    return table
+        words = f"{worst['head']} {worst['verdict']}: {worst['reason']}"
+        rows.append([_cut(names[layer["name"]]), "".join(x.center(cell) for x in letters), words])
+    top, lines = table(["layer", "heads", "worst head"], rows, "<<<", width - len(GAP))
+    yield from (_line(*line, style="dim") for line in top)
+    for name, blocks, words in lines:
+        coloured = Text(blocks)
+        for at in range(0, len(blocks), cell):
+            coloured.stylize(styles.get(blocks[at : at + cell].strip(), ""), at, at + cell)
+        worst, *reason = words.partition(":") if blocks.strip() else ("", words)
+        yield _line(name, coloured, Text.assemble((worst, "bold"), *reason))
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _line(*cells: str | Text, style: str = "") -> Text:
+    """A line of a table, indented; cut where the window is too narrow for it."""
+    line = Text("", style, no_wrap=True, overflow="ellipsis")
+    for cell in cells:
+        line.append(GAP).append(cell)
+    line.rstrip()
+    return line
 
 
 def _legend(verdicts: set[str]) -> RenderableType:
@@ -135,18 +157,19 @@ def _hint(hint: str) -> RenderableType:
     return Padding(Text(f"→ {hint}"), (0, 0, 0, 6))
 
 
-def _scales(result: Result) -> RenderableType:
-    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
-    table.add_column("  scale", no_wrap=True)
-    statistics = compared()
-    for each in statistics:
-        table.add_column(each.label, justify="right")
-    table.add_column("verdicts", ratio=1)
-    for rule, heads in scale_views(result):
-        label = f"  {scale_label(result, rule)}"
-        if heads is None:
-            table.add_row(label, *[""] * len(statistics), "the scale in use is not known")
-            continue
-        numbers = (number(of_all(heads, each), each.form) for each in statistics)
-        table.add_row(label, *numbers, listed(count(heads)))
-    return table
+def _scales(result: Result, width: int) -> Iterator[Text]:
+    statistics = [each for each in compared() if each.compared == "mean"]
+    rows = []
+    for scale in result["scales"]:
+        values = [scale[name] for name in ("weight_moved", *(each.name for each in statistics))]
+        forms = [".0%", *(each.form for each in statistics)]
+        cells = (
+            "-" if value is None else number(value, form)
+            for value, form in zip(values, forms, strict=True)
+        )
+        rows.append([label(scale), *cells, "".join(in_short(scale))])
+    headings = ["scale", "weight moved", *(each.label for each in statistics), "what goes wrong"]
+    align = "<" + ">" * (len(statistics) + 1) + "<"
+    top, lines = table(headings, rows, align, width - len(GAP))
+    yield from (_line(*line, style="dim") for line in top)
+    yield from (_line(*line) for line in lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._health import Finding
 from .._health.describe import plural
 
 
@@ -21,3 +22,8 @@ def subtitle(result: Mapping[str, Any]) -> str:
         *result["notes"],
     ]
     return " · ".join(parts)
+
+
+def findings_of(result: Mapping[str, Any]) -> list[Finding]:
+    """What the judge had to say of the whole model."""
+    return [Finding.from_dict(found) for found in result["findings"]]

@@ -42,15 +42,23 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def check_scalars(scalars: Any) -> None:
+    if not isinstance(scalars, Mapping):
+        raise TypeError(f"scalars: expected a dict of numbers, got {shown(scalars)}")
+    for name, value in scalars.items():
+        number(f"scalars: {text('scalars', name)}", value)
+
+
 def check_record(record: Any) -> None:
     """A record that every sink can write: names in UTF-8, ints of 64 bits, statistics per head."""
     if not isinstance(record, StepRecord):
         raise TypeError(f"record: expected a StepRecord, got {shown(record)}")
-    _int64("step", record.step)
+    check_step(record.step)
     if not math.isfinite(number("time", record.time)):
         raise ValueError(f"time: expected seconds since 1970, got {shown(record.time)}")
     _check_layers("health", record.health, Health)
     _check_layers("gradients", record.gradients, GradHealth)
+    check_scalars(record.scalars)
     if not isinstance(record.alerts, list | tuple):
         raise TypeError(f"alerts: expected a tuple, got {shown(record.alerts)}")
     for alert in record.alerts:
@@ -74,6 +82,10 @@ def _check_layers(name: str, layers: Any, kind: type[PerHead]) -> None:
             raise TypeError(f"{expected}, got {came}")
         if len(statistics.shape) != 1:
             raise ValueError(f"{expected}, got shape {statistics.shape}")
+
+
+def check_step(step: Any) -> None:
+    _int64("step", step)
 
 
 def _int64(name: str, value: Any) -> None:

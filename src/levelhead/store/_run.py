@@ -6,7 +6,7 @@ import json
 import math
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,20 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .._health import Evidence, Floats, GradHealth, Health, PerHead, Thresholds
+from .._health import (
+    Evidence,
+    Finding,
+    Floats,
+    GradHealth,
+    Health,
+    PerHead,
+    Thresholds,
+    findings,
+)
 from .._health.describe import plural
 from .._hints import did_you_mean, shown
 from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
+from ..scaling import ScaleInUse
 from ._check import file_path
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS, SUMS, columns_of
@@ -38,6 +48,9 @@ class Run:
     layers: dotted module names, in the order they were first seen
     alerts: the heads that turned worse
     thresholds: those that its heads were judged with
+    scalars: what was logged, by name, the loss first: its steps, and its values
+    courses: (step, what the course of the run said from there on), where it changed
+    scales: per layer the scale rule in use
 
     The statistics of a run in a file are read when they are asked for.
     """
@@ -54,8 +67,11 @@ class Run:
     layers: list[str]
     alerts: list[Alert]
     thresholds: Thresholds
+    scalars: Mapping[str, _Series]
     _source: Callable[[str, type[PerHead]], _Series]
     path: Path | None = None
+    courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
+    scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
 
     @classmethod
@@ -91,7 +107,12 @@ class Run:
             layers=list(layers),
             alerts=[*alerts] if alerts is not None else [a for r in records for a in r.alerts],
             thresholds=Thresholds().changed(records[-1].thresholds if records else {}),
+            scalars=_by_name(
+                (record.step, *scalar) for record in records for scalar in record.scalars.items()
+            ),
             _source=source,
+            courses=_courses(records),
+            scales={name: each for record in records for name, each in record.scales.items()},
         )
 
     def health(self, layer: str) -> list[tuple[int, Health]]:
@@ -133,8 +154,19 @@ class Run:
             for at, last in self.gradients(layer)[-1:]
             if at == step
         }
-        now = Evidence({layer: part for layer, (_, part) in health.items()}, gradients)
-        return now, [step for step, _ in health.values()]
+        steps = [step for step, _ in health.values()]
+        course = self.course_at(max(steps, default=0))
+        now = {layer: part for layer, (_, part) in health.items()}
+        return Evidence(now, gradients, course, self.scales), steps
+
+    def course_at(self, step: int) -> tuple[Finding, ...] | None:
+        """What the course of the run said at a step; None if that is not known."""
+        known = [course for at, course in self.courses if at <= step]
+        return known[-1] if known else None
+
+    def findings(self) -> list[Finding]:
+        """What there is to say of the run as it was last, the worst first."""
+        return findings(self.latest()[0], self.thresholds)
 
     def __repr__(self) -> str:
         name = f"run {self.id} {self.name!r} in {str(self.path)!r}" if self.path else "a run"
@@ -168,6 +200,29 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     for place, (_, sums) in enumerate(steps):
         together[place, : len(sums)] = sums
     return np.array([step for step, _ in steps], np.int64), together
+
+
+def _courses(records: Iterable[StepRecord]) -> list[tuple[int, tuple[Finding, ...]]]:
+    """Where the course changed, and to what."""
+    found: list[tuple[int, tuple[Finding, ...]]] = []
+    for record in records:
+        if record.course is not None and not (found and found[-1][1] == record.course):
+            found.append((record.step, record.course))
+    return found
+
+
+def _by_name(scalars: Iterable[tuple[int, str, float | None]]) -> dict[str, _Series]:
+    """Steps and values of each name; None is NaN."""
+    found: dict[str, list[tuple[int, float | None]]] = {}
+    for step, name, value in scalars:
+        found.setdefault(name, []).append((step, value))
+    return {
+        name: (
+            np.array([step for step, _ in found[name]], np.int64),
+            np.array([value for _, value in found[name]], np.float64),
+        )
+        for name in sorted(found, key=lambda name: (name != "loss", name))
+    }
 
 
 def _read(
@@ -227,15 +282,18 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         values = (found["id"],)
         # The first version's files have no phases.
         phases = "phase" if "phase" in columns_of(connection, "steps") else f"'{TRAINING}'"
+        courses = "course" if "course" in columns_of(connection, "steps") else "NULL"
         steps = connection.execute(
-            f"SELECT id, step, time, {phases} FROM steps WHERE run_id = ? ORDER BY id", values
+            f"SELECT id, step, time, {courses}, {phases} FROM steps WHERE run_id = ? ORDER BY id",
+            values,
         ).fetchall()
         there = {each for *_, each in steps}
         if phase is None:
             phase = INFERENCE if there and TRAINING not in there else TRAINING
         steps = [step for step in steps if step[-1] == phase]
+        scale = "scale" if "scale" in columns_of(connection, "layers") else "NULL"
         layers = connection.execute(
-            "SELECT id, name FROM layers WHERE run_id = ? ORDER BY id", values
+            f"SELECT id, name, {scale} FROM layers WHERE run_id = ? ORDER BY id", values
         ).fetchall()
         if there - {phase}:
             took_part = f"""
@@ -243,13 +301,15 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
                 WHERE run_id = ? AND layer_id = ? AND {phases} = ? LIMIT 1
                 """
             layers = [
-                (layer, name)
-                for layer, name in layers
+                (layer, name, scale)
+                for layer, name, scale in layers
                 if connection.execute(took_part, (*values, layer, phase)).fetchone()
             ]
+        there = columns_of(connection, "alerts")
+        told = ", ".join(f"a.{name}" if name in there else "NULL" for name in ALERT_COLUMNS)
         alerts = connection.execute(
             f"""
-            SELECT s.id, s.step, l.name, {", ".join("a." + name for name in ALERT_COLUMNS)}
+            SELECT s.id, s.step, l.name, {told}
             FROM alerts AS a
             JOIN steps AS s ON s.id = a.step_id
             JOIN layers AS l ON l.id = a.layer_id
@@ -257,16 +317,33 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
             """,
             values,
         ).fetchall()
+        scalars = []
+        if columns_of(connection, "scalar_values"):  # older versions' files have none
+            scalars = connection.execute(
+                """
+                SELECT s.id, v.name, v.value
+                FROM steps AS s JOIN scalar_values AS v ON v.step_id = s.id
+                WHERE s.run_id = ? ORDER BY s.id
+                """,
+                values,
+            ).fetchall()
     numbers = {key: step for key, step, *_ in steps}
     return Run(
         path=path,
         **found,
         phase=phase,
         steps=list(numbers.values()),
-        times=[at for _, _, at, _ in steps],
-        layers=[name for _, name in layers],
+        times=[at for _, _, at, _, _ in steps],
+        layers=[name for _, name, _ in layers],
         alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
+        scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
+        courses=[
+            (step, tuple(map(Finding.from_dict, json.loads(course))))
+            for _, step, _, course, _ in steps
+            if course is not None
+        ],
+        scales={name: ScaleInUse(*json.loads(used)) for _, name, used in layers if used},
     )
 
 
@@ -290,7 +367,8 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
 def _alert(phase: str, step: int, layer: str, *values: Any) -> Alert:
     fields = dict(zip(ALERT_COLUMNS, values, strict=True))
     fields["value"] = math.nan if fields["value"] is None else fields["value"]
-    return Alert(step=step, layer=layer, phase=phase, **fields)
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Alert(step=step, layer=layer, phase=phase, **given)
 
 
 def known(name: str, what: str, names: tuple[str, ...] | list[str]) -> None:

@@ -11,11 +11,30 @@ from .._records import TRAINING
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 # PRAGMA user_version. It grows when older versions could not use the file. A new statistic does
 # not need that: its column is NULL in rows that do not have it, and others pass over it.
-VERSION = 2
+VERSION = 3
 
-ALERT_COLUMNS = ("head", "verdict", "level", "previous", "value", "reason", "hint")
+ALERT_COLUMNS = (
+    *("head", "verdict", "level", "previous", "value", "reason", "hint"),
+    *("scope", "heads", "since"),
+)
 _PHASE = f"TEXT NOT NULL DEFAULT '{TRAINING}'"
 SUMS: dict[type[PerHead], str] = {Health: "head_stats", GradHealth: "gradient_stats"}
+
+_SCALARS = """
+-- What was logged with a step, such as its loss. NULL is NaN.
+CREATE TABLE IF NOT EXISTS scalar_values (
+    step_id  INTEGER NOT NULL REFERENCES steps,
+    name     TEXT NOT NULL,
+    value    REAL,
+    PRIMARY KEY (step_id, name)
+) WITHOUT ROWID;
+"""
+_SCALARS_VIEW = """
+-- The same for people.
+CREATE VIEW IF NOT EXISTS scalars AS
+SELECT steps.run_id AS run, steps.phase, steps.step, v.name, v.value
+FROM scalar_values AS v JOIN steps ON steps.id = v.step_id;
+"""
 
 
 def schema() -> str:
@@ -37,7 +56,9 @@ CREATE TABLE IF NOT EXISTS steps (
     run_id   INTEGER NOT NULL REFERENCES runs,
     step     INTEGER NOT NULL,     -- from 0 in training; below 0 before it
     time     REAL NOT NULL,
-    phase    {_PHASE}  -- or 'inference', or 'before training'
+    phase    {_PHASE},  -- or 'inference', or 'before training'
+    course   TEXT                  -- what the course of the run says from here on, a JSON list of
+                                   -- findings; NULL: the same as at the step before
 );
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run_id);
 
@@ -45,6 +66,7 @@ CREATE TABLE IF NOT EXISTS layers (
     id       INTEGER PRIMARY KEY,  -- in order of first sight
     run_id   INTEGER NOT NULL REFERENCES runs,
     name     TEXT NOT NULL,        -- dotted module name; '' is outside any module
+    scale    TEXT,                 -- the scale rule in use, a JSON list: rule, scale, d_k, d_model
     UNIQUE (run_id, name)
 );
 
@@ -79,11 +101,16 @@ CREATE TABLE IF NOT EXISTS alerts (
     previous  TEXT NOT NULL,
     value     REAL,
     reason    TEXT NOT NULL,
-    hint      TEXT NOT NULL
+    hint      TEXT NOT NULL,
+    scope     TEXT,                 -- 'head', 'layer' or 'model'; layer and head are the worst one
+    heads     INTEGER,              -- how many are concerned
+    since     INTEGER               -- the first step at which it was so
 );
 CREATE INDEX IF NOT EXISTS alerts_of_step ON alerts (step_id);
 
+{_SCALARS}
 {_view()}
+{_SCALARS_VIEW}
 
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {VERSION};
@@ -95,15 +122,20 @@ def migration(connection: sqlite3.Connection) -> list[str]:
 
     Rows stay as they are: a number that is new is NULL in them, which reads as NaN, not known.
     """
-    wanted = {"runs": {"thresholds": "TEXT"}, "steps": {"phase": _PHASE}} | {
-        table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()
-    }
+    wanted = {
+        "runs": {"thresholds": "TEXT"},
+        "steps": {"phase": _PHASE, "course": "TEXT"},
+        "layers": {"scale": "TEXT"},
+        "alerts": {"scope": "TEXT", "heads": "INTEGER", "since": "INTEGER"},
+    } | {table: dict.fromkeys(kind.COLUMNS, "REAL") for kind, table in SUMS.items()}
     added = [
         f"ALTER TABLE {table} ADD COLUMN {name} {kind}"
         for table, columns in wanted.items()
         for name, kind in columns.items()
         if name not in columns_of(connection, table)
     ]
+    if not columns_of(connection, "scalar_values"):
+        added += [_SCALARS, _SCALARS_VIEW]
     found = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'heads'").fetchone()
     if not added and found and _words(found[0]) == _words(_view()):
         return []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .._records import StepRecord
+from .._records import TRAINING, StepRecord
 
 if TYPE_CHECKING:
     from typing import Self
@@ -17,6 +18,10 @@ class Sink(ABC):
     @abstractmethod
     def __call__(self, record: StepRecord) -> None:
         """Keep the record of one step."""
+
+    @abstractmethod
+    def log(self, step: int, scalars: Mapping[str, float], phase: str = TRAINING) -> None:
+        """Keep scalars that were logged after the record of their step was handed on."""
 
     @abstractmethod
     def close(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ from .._health.statistics import Statistic, statistics_of
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import TRAINING, StepRecord
-from ._check import check_record, file_path
+from ._check import check_record, check_scalars, check_step, file_path
 from ._open import FilePath, StoreError
 from ._outage import Outage
 from ._run import known
@@ -42,10 +42,11 @@ class JsonLines(Sink):
 
     path: the file; what it holds already stays
 
-    A line has step, phase, time, layers and alerts. A layer has its name and its heads; a head has
-    its index, verdict, level, reason, every field of Health and, after a backward pass, of
-    GradHealth. null is a number that is not finite, or the verdict of a head with too few keys. A
-    full disk is logged once and loses whole lines; training goes on.
+    A line has step, phase, time, scalars, layers and alerts. A layer has its name and its heads; a
+    head has its index, verdict, level, reason, every field of Health and, after a backward pass, of
+    GradHealth. null is a number that is not finite, or the verdict of a head with too few keys.
+    Scalars that were logged after their step had ended have a line of their own, without layers.
+    A full disk is logged once and loses whole lines; training goes on.
     """
 
     def __init__(self, path: FilePath) -> None:
@@ -64,10 +65,23 @@ class JsonLines(Sink):
 
     def __call__(self, record: StepRecord) -> None:
         """Append one line."""
+        self._check_open()
+        check_record(record)
+        self._append(_plain(record))
+
+    def log(self, step: int, scalars: Mapping[str, float], phase: str = TRAINING) -> None:
+        """Append a line with nothing but scalars."""
+        self._check_open()
+        check_step(step)
+        check_scalars(scalars)
+        self._append({"step": int(step), "phase": phase, "scalars": _numbers(scalars)})
+
+    def _check_open(self) -> None:
         if self._file.closed:
             raise StoreError(f"{self.path} is closed: open it anew")
-        check_record(record)
-        rest = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
+
+    def _append(self, line: dict[str, Any]) -> None:
+        rest = json.dumps(line, allow_nan=False).encode() + b"\n"
         end = self._file.seek(0, os.SEEK_END)
         try:
             while rest:
@@ -75,9 +89,9 @@ class JsonLines(Sink):
         except OSError as error:
             with suppress(OSError):
                 self._file.truncate(end)  # no half lines
-            self._outage.failed(record.step, error, "free space on its disk")
+            self._outage.failed(line["step"], error, "free space on its disk")
         else:
-            self._outage.worked(record.step)
+            self._outage.worked(line["step"])
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -99,7 +113,11 @@ def _plain(record: StepRecord) -> dict[str, Any]:
     ]
     alerts = [plain(asdict(alert)) for alert in record.alerts]
     when = {"step": int(record.step), "phase": record.phase, "time": float(record.time)}
-    return {**when, "layers": layers, "alerts": alerts}
+    return {**when, "scalars": _numbers(record.scalars), "layers": layers, "alerts": alerts}
+
+
+def _numbers(scalars: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: plain(float(value)) for name, value in scalars.items()}
 
 
 def _head(head: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +149,8 @@ class TensorBoard(Sink):
     entropy_ratio/LAYER is the value of the layer's worst head (the largest or the smallest,
     whichever is bad), entropy_ratio_mean/LAYER the mean over its heads, worst_head/LAYER the
     index of the head with the worst verdict. heads/critical, heads/error and heads/warning count
-    the heads of all layers at that level. Alerts are texts. So a chart is a layer, a group of
+    the heads of all layers at that level. Alerts are texts. What was logged, such as the loss, goes
+    by its own name. So a chart is a layer, a group of
     charts a statistic, and the file grows by layers, not by heads. Steps of inference have tags of
     their own, inference/entropy_ratio/LAYER: they have numbers of their own.
     """
@@ -174,8 +193,18 @@ class TensorBoard(Sink):
         levels = Counter(level for judged in record.judged.values() for level in judged.levels)
         for level in LOUD:
             self._add(record, f"heads/{level}", levels[level])
+        for name, value in record.scalars.items():
+            self._add(record, name, value)
         for alert in record.alerts:
-            self._writer.add_text(_tag(record, "alerts"), str(alert), record.step, record.time)
+            tag = _tag(record.phase, "alerts")
+            self._writer.add_text(tag, str(alert), record.step, record.time)
+
+    def log(self, step: int, scalars: Mapping[str, float], phase: str = TRAINING) -> None:
+        """Write scalars of a step that was written already."""
+        check_step(step)
+        check_scalars(scalars)
+        for name, value in scalars.items():
+            self._writer.add_scalar(_tag(phase, name), float(value), step)
 
     def close(self) -> None:
         """Flush; close the writer that was made here, leave one that was given open."""
@@ -184,11 +213,11 @@ class TensorBoard(Sink):
             self._writer.close()
 
     def _add(self, record: StepRecord, tag: str, value: float) -> None:
-        self._writer.add_scalar(_tag(record, tag), float(value), record.step, record.time)
+        self._writer.add_scalar(_tag(record.phase, tag), float(value), record.step, record.time)
 
 
-def _tag(record: StepRecord, tag: str) -> str:
-    return tag if record.phase == TRAINING else f"{record.phase}/{tag}"
+def _tag(phase: str, tag: str) -> str:
+    return tag if phase == TRAINING else f"{phase}/{tag}"
 
 
 def _summary_writer(folder: FilePath) -> Any:

@@ -6,17 +6,18 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from .. import __version__
 from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
+from .._health.findings import HEAD
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
-from ._check import check_record, file_path, text
+from ._check import check_record, check_scalars, check_step, file_path, text
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
 from ._schema import ALERT_COLUMNS, SUMS, insert
@@ -29,16 +30,43 @@ INSERT INTO runs (name, model, meta, version, started)
 VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
 """
 _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
-_STEP = insert("steps", "run_id", "step", "time", "phase")
-_LAYER = insert("layers", "run_id", "name")
+_STEP = insert("steps", "run_id", "step", "time", "phase", "course")
+_LAYER = insert("layers", "run_id", "name", "scale")
 _ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
+_SCALAR = insert("scalar_values", "step_id", "name", "value")
+_LATE_SCALAR = """
+INSERT OR REPLACE INTO scalar_values (step_id, name, value)
+SELECT id, :name, :value FROM steps
+WHERE run_id = :run AND step = :step AND phase = :phase ORDER BY id DESC LIMIT 1
+"""
 # Steps of inference that training came after, numbered back from -1 (or from those before them).
 _BEFORE = f"""
-UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - 1 - :last + :first
+UPDATE steps SET phase = '{BEFORE_TRAINING}', step = step - :back
 WHERE run_id = :run AND phase = '{INFERENCE}'
 """
+_BEFORE_ALERTS = f"""
+UPDATE alerts SET since = since - :back
+WHERE step_id IN (SELECT id FROM steps WHERE run_id = :run AND phase = '{INFERENCE}')
+"""
+_COURSES = f"""
+SELECT id, course FROM steps WHERE run_id = ? AND phase = '{INFERENCE}' AND length(course) > 2
+"""
+_COURSE = "UPDATE steps SET course = ? WHERE id = ?"
 _LAST = f"SELECT max(step) FROM steps WHERE run_id = ? AND phase = '{INFERENCE}'"
 _FIRST = "SELECT min(0, min(step)) FROM steps WHERE run_id = ?"
+
+
+# What makes one course another. Of single heads' findings the numbers are in the statistics.
+Said = tuple[Any, ...]
+
+
+def _said(record: StepRecord) -> Said | None:
+    if record.course is None:
+        return None
+    return record.phase, *(
+        (each.key, each.level) if each.scope == HEAD and not each.forecast else each
+        for each in record.course
+    )
 
 
 class Store(Sink):
@@ -88,6 +116,7 @@ class Store(Sink):
         self._outage = Outage(str(self.path))
         self._layers: dict[str, int] = {}
         self._thresholds = ""  # as written
+        self._course: Said | None = None  # as written
         self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
@@ -97,20 +126,21 @@ class Store(Sink):
     def __call__(self, record: StepRecord) -> None:
         """Write one step."""
         with self._lock:
-            if not self._open:
-                raise StoreError(f"the store {self.path} is closed: open a new one")
+            self._check_open()
             check_record(record)
-            try:
-                self._write(record)
-            except sqlite3.ProgrammingError:  # nothing that a disk does
-                raise
-            except sqlite3.Error as error:
-                self._outage.failed(record.step, error, advice(error))
-                self._wait(0)  # what is broken is probed, not waited for
-            else:
+            if self._try(record.step, self._write, record):
                 if self._outage.lost:
                     self._wait(_PATIENCE)
                 self._outage.worked(record.step)
+
+    def log(self, step: int, scalars: Mapping[str, float], phase: str = TRAINING) -> None:
+        """Add scalars to a step that is written; what it has under the same name is replaced."""
+        with self._lock:
+            self._check_open()
+            check_step(step)
+            check_scalars(scalars)
+            if not self._outage.lost:  # if it is, there is no step to add them to
+                self._try(step, self._write_late, int(step), scalars, text("phase", phase))
 
     def close(self) -> None:
         """Mark the end of the run. A second call does nothing."""
@@ -136,6 +166,30 @@ class Store(Sink):
         state = "open" if self._open else "closed"
         return f"<Store {str(self.path)!r}: run {self.run}, {state}>"
 
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"the store {self.path} is closed: open a new one")
+
+    def _try(self, step: int, write: Callable[..., None], *given: Any) -> bool:
+        """Whether it was written."""
+        try:
+            write(*given)
+        except sqlite3.ProgrammingError:  # nothing that a disk does
+            raise
+        except sqlite3.Error as error:
+            self._outage.failed(step, error, advice(error))
+            self._wait(0)  # what is broken is probed, not waited for
+            return False
+        return True
+
+    def _write_late(self, step: int, scalars: Mapping[str, float], phase: str) -> None:
+        values = (
+            {"run": self.run, "step": step, "phase": phase, "name": name, "value": float(value)}
+            for name, value in scalars.items()
+        )
+        with transaction(self._connection):
+            self._connection.executemany(_LATE_SCALAR, values)
+
     def _write(self, record: StepRecord) -> None:
         layers = dict(self._layers)
         thresholds = json.dumps(asdict(Thresholds().changed(record.thresholds)), default=float)
@@ -146,10 +200,14 @@ class Store(Sink):
             if self._inferred and record.phase == TRAINING:
                 self._mark_as_before_training()
             when = (int(record.step), float(record.time), record.phase)
-            step = self._insert(_STEP, (self.run, *when))
+            said, course = _said(record), None
+            if record.course is not None and said != self._course:
+                course = json.dumps([finding.to_dict() for finding in record.course])
+            step = self._insert(_STEP, (self.run, *when, course))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
-                    layers[name] = self._insert(_LAYER, (self.run, name))
+                    scale = json.dumps(record.scales[name]) if name in record.scales else None
+                    layers[name] = self._insert(_LAYER, (self.run, name, scale))
             verdicts = {layer: _verdicts(judged) for layer, judged in record.judged.items()}
             heads = (
                 (step, layers[name], head, *verdicts[name][head], *sums)
@@ -165,15 +223,23 @@ class Store(Sink):
                 for alert in record.alerts
             )
             write(_ALERT, alerts)
+            write(_SCALAR, ((step, name, float(v)) for name, v in record.scalars.items()))
         # Only now: a transaction that failed has written none of it.
-        self._layers, self._thresholds = layers, thresholds
+        self._layers, self._thresholds, self._course = layers, thresholds, said
         self._inferred = record.phase == INFERENCE
 
     def _mark_as_before_training(self) -> None:
         (last,) = self._connection.execute(_LAST, (self.run,)).fetchone()
         (first,) = self._connection.execute(_FIRST, (self.run,)).fetchone()
-        numbers = {"run": self.run, "last": last, "first": first}
-        self._connection.execute(_BEFORE, numbers)
+        back = last + 1 - first
+        for step, course in self._connection.execute(_COURSES, (self.run,)).fetchall():
+            found = json.loads(course)
+            for finding in found:
+                if finding["since"] is not None:
+                    finding["since"] -= back
+            self._connection.execute(_COURSE, (json.dumps(found), step))
+        for statement in (_BEFORE_ALERTS, _BEFORE):
+            self._connection.execute(statement, {"run": self.run, "back": back})
 
     def _insert(self, statement: str, values: tuple[object, ...]) -> int:
         """The id of the new row."""

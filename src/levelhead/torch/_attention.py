@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._health import Health
 from .._hints import refuse_options
-from .._options import AttentionOptions, Window, flag, number
+from .._options import GIVEN, AttentionOptions, Window, flag, number
 from .._result import AttentionResult
 from . import _tiled_health
 from ._call_options import CallOptions, Numbers, check_tensor, normalise, refuse
@@ -99,18 +99,17 @@ def attention(
             mask = causal_mask(offset, query, key)
         else:
             mask, causal, query_offset = None, True, offset
-    if has_torch_function((query, key, value, mask, sinks)):
-        return handle_torch_function(
-            attention, (query, key, value, mask, sinks), query, key, value,
-            mask=mask, causal=causal, window=window, query_offset=query_offset,
-            key_lengths=key_lengths, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout,
-            seed=seed, return_lse=return_lse, return_health=return_health,
-            return_weights=return_weights, threads=threads,
-        )  # fmt: skip
-    given = normalise(
-        query, key, value, mask, causal, window, query_offset, key_lengths, scale, softcap, sinks,
-        dropout, seed, threads,
+    options = (
+        causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads,
     )  # fmt: skip
+    if has_torch_function((query, key, value, mask, sinks)):
+        named: dict[str, Any] = dict(zip(GIVEN, options, strict=True), mask=mask)
+        return handle_torch_function(
+            attention,  # type: ignore[arg-type]
+            (query, key, value, mask, sinks), query, key, value, **named,
+            return_lse=return_lse, return_health=return_health, return_weights=return_weights,
+        )  # fmt: skip
+    given = normalise(query, key, value, mask, *options)
     return_lse = flag("return_lse", return_lse)
     return_health = flag("return_health", return_health)
     return_weights = flag("return_weights", return_weights)
@@ -137,12 +136,11 @@ def compute(
     listener: a key of `_ops.listeners`, called with the gradient's sums when backward runs.
     lse: perhaps empty if not asked for; elsewhere than on the CPU it costs a pass of its own.
     """
-    *options, matrix = given
     if given.query.is_cpu:
-        results = differentiable(*options, health, weights, listener, lse=lse)
+        results = differentiable(given, health, weights, listener, lse)
     else:
         results = _tiled_health.attention(given, health, weights, listener, lse)
-    if matrix:
+    if given.matrix:
         output, rows, attended, sums = results
         return (
             output[0],

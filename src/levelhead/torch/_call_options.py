@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import _options as options
 from .._hints import shown
-from .._options import Window
+from .._options import Options
 
 _INTEGERS = {
     *(torch.int8, torch.int16, torch.int32, torch.int64),
@@ -23,9 +23,11 @@ Numbers = Sequence[float] | np.ndarray[Any, Any] | Tensor
 
 
 class CallOptions(NamedTuple):
-    """A call with its options normalised, in the order in which the operator takes them.
+    """A call with its options normalised. The operators take them in this order.
 
     query, key and value have at least three dimensions here; a missing head dimension is one head.
+    Tensors come first. What may be one number or several is two fields here, for an operator has
+    types.
     """
 
     query: Tensor
@@ -44,26 +46,35 @@ class CallOptions(NamedTuple):
     softcap: float
     dropout: float
     threads: int
-    matrix: bool  # the call was of one head without a head dimension
+    matrix: bool = False  # one head without a head dimension; the operators do not see it
+
+    def for_engine(self) -> Options:
+        """The options in their ORDER."""
+        return (
+            self.left,
+            self.right,
+            self.offset if self.offsets is None else _numbers(self.offsets, torch.int64),
+            None if self.lengths is None else _numbers(self.lengths, torch.int64),
+            self.scale if self.scales is None else _numbers(self.scales, torch.float64),
+            self.softcap,
+            None if self.sinks is None else _numbers(self.sinks, torch.float64),
+            self.dropout,
+            0 if self.seed is None else int(self.seed) % 2**64,
+            self.threads or torch.get_num_threads(),
+        )
+
+
+def _numbers(tensor: Tensor, dtype: torch.dtype) -> Any:
+    return tensor.detach().to(dtype).contiguous().numpy()
 
 
 def normalise(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    window: Window = None,
-    query_offset: int | Numbers | None = None,
-    key_lengths: Numbers | None = None,
-    scale: float | Numbers | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int | None = None,
-    threads: int | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *given: Any, **named: Any
 ) -> CallOptions:
-    """Check the options and bring them to the operator's form; shapes are the engine's to check."""
+    """Check the options and bring them to the operator's form; shapes are the engine's to check.
+
+    given, named: options, in the order GIVEN and by name
+    """
     if not (
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
@@ -80,9 +91,8 @@ def normalise(
     if matrix:
         query, key, value = query[None], key[None], value[None]
     left, right, first, lengths, factor, cap, sinks, dropout, seed, threads = options.normalise(
-        causal, window, query_offset, key_lengths, scale, softcap, sinks, dropout, seed, threads,
-        draw=_draw, several=partial(_tensor_of, query),
-    )  # fmt: skip
+        *given, **named, draw=_draw, several=partial(_tensor_of, query)
+    )
     if first is None:
         first = key.shape[-2] - query.shape[-2]
     if factor is None:

@@ -9,7 +9,7 @@ for plain eager code, where PyTorch's dispatcher would take longer than a small 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -19,89 +19,75 @@ from torch.nn import Parameter
 
 from .. import _engine
 from .._health import GRAD_SUMS, HEALTH_SUMS
-from .._options import Options
+from ._call_options import CallOptions
 from ._vmap import mapped
 
+# The operators take the fields of CallOptions in their order, then what is wanted. The gradient's
+# own tensors stay among them where they are: PyTorch keeps compiled backward passes on disk, and
+# would not notice another order.
+FIELDS = {name: kind for name, kind in get_type_hints(CallOptions).items() if name != "matrix"}
+FORWARD = {**FIELDS, "health": bool, "weights": bool, "listener": int}
+BACKWARD: dict[str, Any] = dict.fromkeys(("grad", "query", "key", "value", "output", "lse"), Tensor)
+BACKWARD |= {**FIELDS, "health": bool, "scores": bool}
+_TYPES = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "SymInt", float: "float", bool: "bool"}
+MASK, SINKS = (list(FIELDS).index(name) for name in ("mask", "sinks"))
+TENSORS = sum(_TYPES[kind].startswith("Tensor") for kind in FIELDS.values())
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    offsets: Tensor | None,
-    lengths: Tensor | None,
-    scales: Tensor | None,
-    seed: Tensor | None,
-    left: int,
-    right: int,
-    offset: int,
-    scale: float,
-    softcap: float,
-    dropout: float,
-    threads: int,
-    health: bool,
-    weights: bool,
-    listener: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+
+def _schema(arguments: dict[str, Any], results: int) -> str:
+    inputs = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in arguments.items())
+    return f"({inputs}) -> ({', '.join(['Tensor'] * results)})"
+
+
+def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output, lse, weights and health sums; the last two are empty unless asked for."""
-    options = _options(
-        sinks, offsets, lengths, scales, seed, left, right, offset, scale, softcap, dropout, threads
-    )
-    output, lse, matrix, sums = _attend(query, key, value, mask, *options, True, health, weights)
+    return _forward(CallOptions(*inputs[:-3]), *inputs[-3:])
+
+
+def _forward(
+    given: CallOptions, health: bool, weights: bool, listener: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    output, lse, matrix, sums = _attend(given, True, health, weights)
     return (
         output,
         lse,
-        query.new_empty(0) if matrix is None else matrix,
+        given.query.new_empty(0) if matrix is None else matrix,
         torch.empty(0, dtype=torch.float64) if sums is None else sums,
     )
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *options: Any) -> Any:
+def _attend(given: CallOptions, lse: bool, health: bool, weights: bool) -> Any:
     """Output, lse, weights and health sums; None for what was not asked for."""
-    q, k, v, m = _array(query), _array(key), _array(value), _array(mask)
-    found = _engine.forward(q, k, v, m, *options)
+    query = given.query
+    q, k, v, m = _array(query), _array(given.key), _array(given.value), _array(given.mask)
+    found = _engine.forward(q, k, v, m, *given.for_engine(), lse, health, weights)
     if isinstance(found, np.ndarray):  # nothing but the output was
         return _tensor(found, query), None, None, None
-    output, lse, matrix, health = found
+    output, rows, matrix, summed = found
     return (
         _tensor(output, query),
-        None if lse is None else torch.from_numpy(lse),
+        None if rows is None else torch.from_numpy(rows),
         None if matrix is None else _tensor(matrix, query),
-        None if health is None else torch.from_numpy(health.sums),
+        None if summed is None else torch.from_numpy(summed.sums),
     )
 
 
-def backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    mask: Tensor | None,
-    sinks: Tensor | None,
-    offsets: Tensor | None,
-    lengths: Tensor | None,
-    scales: Tensor | None,
-    seed: Tensor | None,
-    left: int,
-    right: int,
-    offset: int,
-    scale: float,
-    softcap: float,
-    dropout: float,
-    threads: int,
-    health: bool,
-    scores: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """dq, dk, dv, health sums and dS; the last two are empty unless asked for."""
-    options = _options(
-        sinks, offsets, lengths, scales, seed, left, right, offset, scale, softcap, dropout, threads
-    )
-    q, k, v, m = _array(query), _array(key), _array(value), _array(mask)
+    grad, query, key, value, output, lse, *others, health, scores = inputs
+    given = CallOptions(query, key, value, *others)
+    return _differentiate(grad, output, lse, given, health, scores)
+
+
+def _differentiate(
+    grad: Tensor, output: Tensor, lse: Tensor, given: CallOptions, health: bool, scores: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    query = given.query
+    q, k, v, m = _array(query), _array(given.key), _array(given.value), _array(given.mask)
     g, o, rows = _array(grad), _array(output), _array(lse.contiguous())
-    dq, dk, dv, sums, ds = _engine.backward(g, q, k, v, o, rows, m, *options, health, scores)
+    dq, dk, dv, sums, ds = _engine.backward(
+        g, q, k, v, o, rows, m, *given.for_engine(), health, scores
+    )
     return (
         _tensor(dq, query),
         _tensor(dk, query),
@@ -112,44 +98,12 @@ def backward(
 
 
 attention_op = torch.library.custom_op(
-    "levelhead::attention", forward, mutates_args=(), device_types="cpu"
+    "levelhead::attention", forward, mutates_args=(), device_types="cpu", schema=_schema(FORWARD, 4)
 )
 backward_op = torch.library.custom_op(
-    "levelhead::attention_backward", backward, mutates_args=(), device_types="cpu"
-)
-
-
-def _options(
-    sinks: Tensor | None,
-    offsets: Tensor | None,
-    lengths: Tensor | None,
-    scales: Tensor | None,
-    seed: Tensor | None,
-    left: int,
-    right: int,
-    offset: int,
-    scale: float,
-    softcap: float,
-    dropout: float,
-    threads: int,
-) -> Options:
-    """Options in the engine's order."""
-    return (
-        left,
-        right,
-        offset if offsets is None else _numbers(offsets, torch.int64),
-        None if lengths is None else _numbers(lengths, torch.int64),
-        scale if scales is None else _numbers(scales, torch.float64),
-        softcap,
-        None if sinks is None else _numbers(sinks, torch.float64),
-        dropout,
-        0 if seed is None else int(seed) % 2**64,
-        threads or torch.get_num_threads(),
-    )
-
-
-def _numbers(tensor: Tensor, dtype: torch.dtype) -> Any:
-    return tensor.detach().to(dtype).contiguous().numpy()
+    "levelhead::attention_backward", backward, mutates_args=(), device_types="cpu",
+    schema=_schema(BACKWARD, 5),
+)  # fmt: skip
 
 
 def _array(tensor: Tensor | None) -> Tensor | None:
@@ -203,31 +157,31 @@ def _(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> 
 
 # ---------------------------------------------------------------- gradients
 
-# Who wants to hear of a call's backward. The operator carries only a number, as a graph can; the
-# listener is here while the operator is called, and held by the graph afterwards.
+# Who wants the statistics of a call's backward. The operator carries only a number, as a graph
+# can; the listener is here while the operator is called, and held by the graph afterwards.
 listeners: dict[int, Any] = {}
 numbers = itertools.count(1)  # of all watches alike: threads may have one each
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tensors, plain = inputs[:9], inputs[9:]
     ctx.mark_non_differentiable(*output[1:])
-    ctx.save_for_backward(*tensors, output[0], output[1])
-    ctx.plain, ctx.heard = plain[:-3], listeners.get(plain[-1])
+    ctx.save_for_backward(output[0], output[1], *inputs[:TENSORS])
+    ctx.numbers, ctx.listener = inputs[TENSORS:-3], listeners.get(inputs[-1])
 
 
 def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    query, key, value, mask, sinks, *rest, output, lse = ctx.saved_tensors
-    mask_wanted, sinks_wanted = ctx.needs_input_grad[3:5]
-    dq, dk, dv, sums, ds = _once(
-        grad, query, key, value, output, lse, mask, sinks, *rest, *ctx.plain,
-        bool(ctx.heard), mask_wanted,
-    )  # fmt: skip
-    if ctx.heard:
-        ctx.heard(sums)
-    dmask = ds.sum_to_size(mask.shape).to(mask.dtype) if mask_wanted else None
-    dsinks = _sink_gradient(grad, output, lse, sinks) if sinks_wanted else None
-    return dq, dk, dv, dmask, dsinks, *(None,) * 14
+    output, lse, *tensors = ctx.saved_tensors
+    given: Any = CallOptions(*tensors, *ctx.numbers)
+    wanted, listener = ctx.needs_input_grad, ctx.listener
+    dq, dk, dv, sums, ds = _once(grad, output, lse, given, bool(listener), wanted[MASK])
+    if listener:
+        listener(sums)
+    gradients = [dq, dk, dv, *[None] * (len(wanted) - 3)]
+    if wanted[MASK]:
+        gradients[MASK] = ds.sum_to_size(given.mask.shape).to(given.mask.dtype)
+    if wanted[SINKS]:
+        gradients[SINKS] = _sink_gradient(grad, output, lse, given.sinks)
+    return tuple(gradients)
 
 
 def _sink_gradient(grad: Tensor, output: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -272,15 +226,18 @@ class _Once(torch.autograd.Function):
 class _Direct(torch.autograd.Function):
     """The engine with its gradient, for plain eager code.
 
-    One function without a signature: to bind arguments takes PyTorch longer than a small call.
+    One function without a signature: to bind arguments takes PyTorch longer than a small call. It
+    gets the call as a whole, after its tensors, for autograd to see them where the operator has
+    them.
     """
 
     backward = staticmethod(_backward)
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
-        results = forward(*inputs)
-        _remember(ctx, inputs, results)
+        given, *wanted = inputs[TENSORS:]
+        results = _forward(given, *wanted)
+        _remember(ctx, (*given[:-1], *wanted), results)
         return results
 
 
@@ -303,31 +260,38 @@ def _is_plain(tensors: tuple[Any, ...]) -> bool:
     )
 
 
-def differentiable(*inputs: Any, lse: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def differentiable(
+    given: CallOptions, health: bool, weights: bool, listener: int, lse: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """`attention_op`, also under torch.func.grad, jacrev and their combinations with vmap.
 
     lse: without it and without gradients lse may be empty too.
     """
     results: Any
+    tensors: tuple[Any, ...] = given[:TENSORS]
+    wanted = health, weights, listener
     if _transformed():
-        results = _Differentiable.apply(*inputs)
-    elif not _is_plain(inputs[:9]):
-        results = attention_op(*inputs)
-    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:5]):
-        results = _Direct.apply(*inputs)
+        results = _Differentiable.apply(*given[:-1], *wanted)
+    elif not _is_plain(tensors):
+        results = attention_op(*given[:-1], *wanted)
+    elif torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+        results = _Direct.apply(*tensors, given, *wanted)
     else:
-        found = _attend(*inputs[:4], *_options(*inputs[4:16]), lse, *inputs[16:18])
+        found = _attend(given, lse, health, weights)
         results = tuple(NOTHING if x is None else x for x in found)
     return results  # type: ignore[no-any-return]
 
 
-def _once(*inputs: Any) -> Any:
-    if _transformed():
-        return _Once.apply(*inputs)
+def _once(
+    grad: Tensor, output: Tensor, lse: Tensor, given: CallOptions, health: bool, scores: bool
+) -> Any:
+    plain = not _transformed() and _is_plain((grad, output, lse, *given[:TENSORS]))
     # With gradients on, someone wants a gradient of the gradient, which only the operator refuses.
-    plain = not torch.is_grad_enabled() and _is_plain(inputs[:12])
-    return backward(*inputs) if plain else backward_op(*inputs)
+    if plain and not torch.is_grad_enabled():
+        return _differentiate(grad, output, lse, given, health, scores)
+    operator = _Once.apply if _transformed() else backward_op
+    return operator(grad, *given[:3], output, lse, *given[3:-1], health, scores)
 
 
-attention_op.register_vmap(mapped(attention_op, arrays=4))
-backward_op.register_vmap(mapped(backward_op, arrays=7))
+attention_op.register_vmap(mapped(attention_op, FORWARD))
+backward_op.register_vmap(mapped(backward_op, BACKWARD))

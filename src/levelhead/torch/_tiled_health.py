@@ -46,12 +46,12 @@ def attention(
     sums = torch.empty(0, dtype=torch.float64)
     if health:
         sums = tiled_health(given)
-    if (heard := listeners.get(listener)) is not None and output.requires_grad:
+    if (on_gradients := listeners.get(listener)) is not None and output.requires_grad:
 
-        def hear(grad: Tensor) -> None:  # what a hook returns would replace the gradient
-            heard(tiled_gradients(given, grad))
+        def measure(grad: Tensor) -> None:  # what a hook returns would replace the gradient
+            on_gradients(tiled_gradients(given, grad))
 
-        output.register_hook(hear)
+        output.register_hook(measure)
     return output, rows, matrix, sums
 
 
@@ -93,7 +93,7 @@ def _mask(given: CallOptions) -> Tensor | None:
         mask = torch.atleast_2d(mask if mask.dtype is torch.bool else mask.to(given.query.dtype))
     if given.left == given.right == OPEN and given.lengths is None:
         return mask
-    seen = _visible(given, slice(0, given.query.shape[-2]))
+    seen = _visible(given)
     if mask is None:
         return seen
     return mask & seen if mask.dtype is torch.bool else torch.where(seen, mask, float("-inf"))
@@ -148,19 +148,24 @@ def _tiled_lse(given: CallOptions) -> Tensor:
 
 def tiles(given: CallOptions) -> Iterator[Tile]:
     """The scores of a call, a few rows at a time."""
-    rows = given.query.shape[-2]
-    row = math.prod(given.query.shape[:-2]) * given.key.shape[-2]
-    step = max(1, TILE // max(row, 1))
-    for first in range(0, max(rows, 1), step):  # no rows are one empty tile
-        yield tile_of(given, slice(first, min(first + step, rows)))
+    *lead, rows, _ = given.query.shape
+    for some in row_slices(math.prod(lead), rows, given.key.shape[-2]):
+        yield tile_of(given, some)
+
+
+def row_slices(matrices: int, rows: int, keys: int) -> list[slice]:
+    """The rows of each tile of so many matrices; no rows are one empty tile."""
+    step = max(1, TILE // max(matrices * keys, 1))
+    return [slice(first, min(first + step, rows)) for first in range(0, max(rows, 1), step)]
 
 
 def tile_of(given: CallOptions, rows: slice | None = None) -> Tile:
     """Scores and logits of some rows of queries, or of all."""
     rows = rows or slice(0, given.query.shape[-2])
+    given = rows_of(given, rows)
     query, key = given.query, given.key
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
-    grouped = query[..., rows, :].to(dtype).unflatten(-3, (key.shape[-3], -1))
+    grouped = query.to(dtype).unflatten(-3, (key.shape[-3], -1))
     scores = (grouped @ key.to(dtype).unsqueeze(-3).transpose(-1, -2)).flatten(-4, -3)
     scores = scores * (
         given.scale if given.scales is None else given.scales.to(dtype)[:, None, None]
@@ -168,22 +173,35 @@ def tile_of(given: CallOptions, rows: slice | None = None) -> Tile:
     logits = scores
     if given.softcap:
         logits = given.softcap * torch.tanh(scores / given.softcap)
-    visible = _visible(given, rows)
-    counted = visible
-    if given.mask is not None:
-        mask = (
-            given.mask
-            if given.mask.dim() < 2 or given.mask.shape[-2] == 1
-            else given.mask[..., rows, :]
-        )
-        if mask.dtype is torch.bool:
-            visible = counted = visible & mask
-        else:
-            counted = visible & ~hidden_bias(mask)
-            visible = visible & (mask != float("-inf"))  # hidden, be the score NaN
-            logits = logits + mask.to(dtype)
+    visible, counted = visibility(given)
+    if given.mask is not None and given.mask.dtype is not torch.bool:
+        logits = logits + given.mask.to(dtype)
     logits = torch.where(visible, logits, float("-inf"))
-    return Tile(rows, scores, logits, counted, _distance(given, rows))
+    return Tile(rows, scores, logits, counted, _distance(given))
+
+
+def rows_of(given: CallOptions, rows: slice) -> CallOptions:
+    """The call that some of its queries would be."""
+    mask, several = given.mask, given.offsets is not None
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows, :]
+    return given._replace(
+        query=given.query[..., rows, :],
+        mask=mask,
+        offset=given.offset + (0 if several else rows.start),
+        offsets=given.offsets + rows.start if several else None,
+    )
+
+
+def visibility(given: CallOptions) -> tuple[Tensor, Tensor]:
+    """Which pairs have a weight, and which the statistics count: broadcastable to (..., L, S)."""
+    visible, mask = _visible(given), given.mask
+    if mask is None:
+        return visible, visible
+    if mask.dtype is torch.bool:
+        return visible & mask, visible & mask
+    # -inf hides a pair, even if its score is NaN.
+    return visible & (mask != float("-inf")), visible & ~hidden_bias(mask)
 
 
 def head_of(given: CallOptions, entry: int, head: int) -> CallOptions:
@@ -227,22 +245,22 @@ def _sample(given: CallOptions) -> Sample:
     )
 
 
-def _positions(given: CallOptions, rows: slice) -> Tensor:
+def _positions(given: CallOptions) -> Tensor:
     """Of the queries among the keys: (l, 1), or (..., 1, l, 1) with one offset per batch entry."""
-    at = torch.arange(rows.start, rows.stop, device=given.query.device)[:, None]
+    at = torch.arange(given.query.shape[-2], device=given.query.device)[:, None]
     if given.offsets is None:
         return at + given.offset
     return at + given.offsets.reshape(*given.query.shape[:-3], 1, 1, 1)
 
 
-def _distance(given: CallOptions, rows: slice) -> Tensor:
+def _distance(given: CallOptions) -> Tensor:
     keys = torch.arange(given.key.shape[-2], device=given.query.device)
-    return (_positions(given, rows) - keys).abs()
+    return (_positions(given) - keys).abs()
 
 
-def _visible(given: CallOptions, rows: slice) -> Tensor:
+def _visible(given: CallOptions) -> Tensor:
     keys = torch.arange(given.key.shape[-2], device=given.query.device)
-    at = _positions(given, rows)
+    at = _positions(given)
     seen = (keys >= at - given.left) & (keys <= at + given.right)
     if given.lengths is not None:
         seen = seen & (keys < given.lengths.reshape(*given.query.shape[:-3], 1, 1, 1))

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def mapped(op: Any, arrays: int) -> Any:
+def mapped(op: Any, names: Iterable[str]) -> Any:
     """A rule for vmap: the mapped dimension becomes one more batch dimension in front.
 
-    The first `arrays` arguments have the query's dimensions; the last of them, the mask, perhaps
-    fewer. Then come sinks, offsets, lengths, scales and seed. Those have no place for one more
-    dimension, and what is dropped depends on the place in the batch: with them it is one call for
-    each entry.
+    The arguments up to the mask have the query's dimensions, the mask perhaps fewer. Numbers per
+    head or batch entry have no place for one more dimension, and what is dropped depends on the
+    place in the batch: with them it is one call for each entry.
     """
+    names = list(names)
+    arrays = names.index("mask") + 1
+    per_entry = [names.index(name) for name in ("offsets", "lengths", "seed")]
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        offsets, lengths, _, seed = args[arrays + 1 : arrays + 5]
         several = any(dim is not None for dim in in_dims[arrays:])
-        if several or not offsets is lengths is seed is None:
+        if several or any(args[at] is not None for at in per_entry):
             return _one_by_one(op, info.batch_size, in_dims, args)
         rank = args[1].dim() - (in_dims[1] is not None)
         front: list[Tensor | None] = []

@@ -1,23 +1,33 @@
 "use strict";
 (() => {
   const { data, el, fill, escape, number, plot, choice, select } = LH;
-  const { layers, pictures, scales } = data; // scales: [{rule, label, known, counts, ...}], "used" first
+  const { layers, pictures, scales } = data; // scales: [{rule, label, level, ...}], "used" first
   const rules = scales.map((scale) => scale.rule);
+  const scaleOf = (rule) => scales.find((scale) => scale.rule === rule);
+  const share = (part) => (part == null ? "–" : `${Math.round(100 * part)}%`);
   const state = { ...data.worst, text: 0, rule: "used", view: "weights" };
 
-  const headsOf = (layer, rule) => (rule === "used" ? layer.heads : layer.scales[rule]?.heads);
-  const current = (rule = state.rule) => headsOf(layers[state.layer], rule)?.[state.head];
-  const labelOf = (rule) => scales.find((scale) => scale.rule === rule).label;
+  // At another scale a verdict only describes: what counts is how far the head has moved.
+  const headsOf = (layer, rule) => (rule === "used" ? layer.heads
+    : layer.scales[rule].heads.map((head) => ({ ...head, level: "info" })));
+  const current = (rule = state.rule) => headsOf(layers[state.layer], rule)[state.head];
   const levelOf = (head) => (["info", "ok"].includes(head.level) ? "" : ` (${head.level})`);
 
   // ------------------------------------------------------------ the map
 
   function drawMap() {
-    const rows = layers.map((layer) => ({ name: layer.short, heads: headsOf(layer, state.rule) || layer.heads }));
-    HeadMap.draw("map", rows, state, (layer, head) => show({ layer, head }));
-    const words = scales.find((scale) => scale.rule === state.rule).words;
-    fill("scale-words", words);
+    const rows = layers.map((layer) => ({ name: layer.short, heads: headsOf(layer, state.rule) }));
+    const { headline, sentence } = scaleOf(state.rule), other = state.rule !== "used";
+    HeadMap.draw("map", rows, state, (layer, head) => show({ layer, head }), other ? movedOf : undefined);
+    fill("headline", other ? headline : data.headline);
+    fill("scale-words", other ? `${sentence} In the map: the percentage of each head's weight that moves.` : sentence);
+    HeadMap.legend("legend", new Set(other ? [] : rows.flatMap(({ heads }) => heads.map((head) => head.verdict))));
   }
+
+  const movedOf = ({ weight_moved: moved }) => ({
+    class: "moved", style: `--share: ${share(moved ?? 0)}`, words: `${share(moved)} of its weight moves`,
+    text: moved == null ? "–" : String(Math.round(100 * moved)),
+  });
 
   function drawList() {
     fill("list-title", data.list.title);
@@ -39,16 +49,14 @@
   function weightsOf(picture, rule) {
     const head = picture.heads[state.head];
     if (!head.lse) return rule === "used" ? head.weights : null;
-    const place = rules.indexOf(rule), factor = factorOf(rule), lse = head.lse[place];
+    const place = ["used", ...Object.keys(layers[state.layer].scales)].indexOf(rule);
+    const factor = factorOf(rule), lse = head.lse[place];
     return head.scores.map((score, i) => {
       const row = lse[Math.floor(i / picture.columns)];
       return score == null || row == null ? null : Math.min(1, Math.exp(factor * score - row)); // rounding
     });
   }
-  const factorOf = (rule) => {
-    const layer = layers[state.layer];
-    return rule === "used" ? 1 : layer.scales[rule].scale / layer.scale;
-  };
+  const factorOf = (rule) => (rule === "used" ? 1 : layers[state.layer].scales[rule].factor);
   const scoresOf = (picture, rule) =>
     picture.heads[state.head].scores.map((score) => (score == null ? null : score * factorOf(rule)));
 
@@ -166,22 +174,24 @@
   // ------------------------------------------------------------ one head in numbers
 
   function table(id, fields) {
-    const known = rules.filter((rule) => current(rule));
     const line = (title, cell, meaning) => el("tr", {},
       el("th", { scope: "row", title: meaning }, title),
-      known.map((rule) => el("td", { class: "number" }, cell(current(rule)))));
+      rules.map((rule) => el("td", { class: "number" }, cell(current(rule)))));
     fill(id,
-      el("thead", {}, el("tr", {}, el("td", {}), known.map((rule) =>
-        el("th", { scope: "col", class: "number" }, labelOf(rule))))),
-      el("tbody", {}, line("verdict", (head) => `${head.verdict}${levelOf(head)}`),
+      el("thead", {}, el("tr", {}, el("td", {}), scales.map((scale) =>
+        el("th", { scope: "col", class: "number" }, scale.label)))),
+      el("tbody", {}, line("weight moved", (head) => share(head.weight_moved ?? 0), data.moved_meaning),
+        line("verdict", (head) => `${head.verdict}${levelOf(head)}`),
         Object.entries(fields).map(([name, { label, meaning }]) => line(label, (head) => number(head[name]), meaning))));
   }
 
   function drawHead() {
     const layer = layers[state.layer], head = current();
-    const scale = state.rule === "used" ? "" : `, scale ${labelOf(state.rule)}`;
-    fill("head-title", HeadMap.mark(head.verdict), ` ${layer.short}, head ${state.head}: ${head.verdict}${levelOf(head)}${scale}`);
-    fill("head-words", `${head.reason}. `, el("span", { class: "soft" }, `→ ${head.hint}`));
+    const other = state.rule !== "used" && scaleOf(state.rule).with;
+    fill("head-title", HeadMap.mark(head.verdict), ` ${layer.short}, head ${state.head}`, other
+      ? ` ${other}: ${share(head.weight_moved)} of its weight moves` : `: ${head.verdict}${levelOf(head)}`);
+    fill("head-words", other ? `It would be ${head.verdict}: ${head.reason}.` : `${head.reason}. `,
+      other ? null : el("span", { class: "soft" }, `→ ${head.hint}`));
     select("layer", layers.map((each, i) => [i, each.short]), state.layer, (value) => show({ layer: Number(value), head: 0 }));
     select("number", layer.heads.map((each) => [each.head, `${each.head} (${headsOf(layer, state.rule)[each.head].verdict})`]),
       state.head, (value) => show({ head: Number(value) }));
@@ -195,14 +205,16 @@
   }
 
   function drawScales() {
-    const cells = (scale) => [
-      el("td", {}, scale.known ? HeadMap.bar(scale.counts) : "the scale in use is not known"),
-      ...Object.keys(data.compared).map((name) => el("td", { class: "number" }, scale.known ? number(scale.numbers[name]) : "")),
-    ];
+    const titles = ["weight moved", "what goes wrong", "outputs changed", ...Object.values(data.compared)];
+    const cells = (scale) => [share(scale.weight_moved), scale.short, share(scale.output_changed),
+      ...Object.keys(data.compared).map((name) => number(scale[name]))];
+    const kind = (at) => (at === 1 ? "words" : "number");
     fill("scales",
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"), el("th", { scope: "col" }, "heads by verdict"),
-        Object.values(data.compared).map((title) => el("th", { scope: "col", class: "number" }, title)))),
-      el("tbody", {}, scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label), cells(scale)))));
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"),
+        titles.map((title, at) => el("th", { scope: "col", class: kind(at) }, title)))),
+      el("tbody", {}, scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label),
+        cells(scale).map((cell, at) => el("td", { class: kind(at) }, cell))))));
+    fill("scales-about", data.scales_about);
   }
 
   function show(change) {
@@ -212,13 +224,13 @@
     drawHead();
   }
 
-  fill("headline", data.headline);
   fill("about", data.about);
+  fill("missing", data.missing);
+  fill("scale-in-use", data.scale.map((line) => el("p", { class: "soft" }, line)));
   fill("inputs", data.inputs);
   fill("made", data.made);
-  HeadMap.legend("legend", new Set(scales.flatMap((scale) => Object.keys(scale.counts || {}))));
   const setScale = ["scale", "head-scale"].map((id) => choice(id, "Scores multiplied by",
-    scales.map((scale) => [scale.rule, scale.label, !scale.known]), "used", (rule) => show({ rule })));
+    scales.map((scale) => [scale.rule, scale.label]), "used", (rule) => show({ rule })));
   choice("view", "Shown", [["weights", "weights"], ["scores", "scores"]], "weights", (view) => show({ view }));
   drawList();
   drawScales();

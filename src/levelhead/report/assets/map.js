@@ -34,14 +34,17 @@ const HeadMap = (() => {
   addEventListener("scroll", hide, { passive: true, capture: true });
   addEventListener("keydown", (event) => event.key === "Escape" && hide());
 
-  // rows: [{name, heads}]; onSelect(layer, head) when one is chosen
-  function draw(id, rows, chosen, onSelect) {
+  const verdictOf = (head) => ({ class: head.verdict, text: data.legend[head.verdict].letter, words: head.verdict });
+
+  // rows: [{name, heads}]; onSelect(layer, head) when one is chosen; shown: what a cell says of a head
+  function draw(id, rows, chosen, onSelect, shown = verdictOf) {
     const cells = rows.map((row, layer) => row.heads.map((head) => {
       const selected = chosen && chosen.layer === layer && chosen.head === head.head;
+      const { class: kind, style, text, words } = shown(head);
       return el("button", {
-        type: "button", role: "gridcell", class: head.verdict, "aria-selected": String(!!selected),
+        type: "button", role: "gridcell", class: kind, style, "aria-selected": String(!!selected),
         tabindex: selected ? 0 : -1, "data-layer": layer, "data-head": head.head,
-        "aria-label": `${row.name}, head ${head.head}: ${head.verdict}. ${head.reason}`,
+        "aria-label": `${row.name}, head ${head.head}: ${words}. ${head.reason}`,
         onclick: () => onSelect(layer, head.head),
         onpointerenter: (event) => event.pointerType === "mouse" && tip(event.currentTarget, row.name, head),
         onpointerleave: hide,
@@ -57,7 +60,7 @@ const HeadMap = (() => {
           next.tabIndex = 0;
           next.focus();
         },
-      }, data.legend[head.verdict].letter);
+      }, text);
     }));
     if (!chosen && cells.length) cells[0][0].tabIndex = 0;
     const most = Math.max(...rows.map((row) => row.heads.length));
@@ -82,15 +85,5 @@ const HeadMap = (() => {
       el("span", {}, el("b", {}, verdict), ` ${data.legend[verdict].meaning}`))));
   }
 
-  // Counts of verdicts as one bar.
-  function bar(counts) {
-    const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
-    const words = Object.entries(counts).map(([verdict, count]) => `${count} ${verdict}`).join(", ");
-    return el("div", { class: "bar", role: "img", "aria-label": words, title: words },
-      Object.entries(counts).map(([verdict, count]) => el("span", {
-        class: verdict, style: `flex: ${count} 0 0`,
-      }, count / total > 0.06 ? `${data.legend[verdict].letter} ${count}` : "")));
-  }
-
-  return { draw, legend, mark, numbers, bar };
+  return { draw, legend, mark, numbers };
 })();

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const { data, el, fill, escape, number, plot, choice, select } = LH;
-  const { layers, steps, alerts, fields } = data;
+  const { layers, steps, scalars, alerts, fields } = data;
   fill("headline", data.headline);
   fill("about", data.about);
   fill("made", data.made);
@@ -48,14 +48,15 @@
   // ------------------------------------------------------------ alerts
 
   function drawAlerts() {
-    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alerts: no head turned worse");
+    fill("findings", data.findings.map((finding) => el("li", {}, HeadMap.mark(finding.mark), el("p", {}, finding.text))));
+    fill("alerts-title", alerts.length ? "Alerts, the newest first" : "No alerts");
     const left = data.alerts_left_out;
-    fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.verdict), el("div", {},
+    fill("alerts", alerts.map((alert) => el("li", {}, HeadMap.mark(alert.mark), el("div", {},
       el("button", { class: "link", type: "button", onclick: () => {
         show({ layer: alert.layer, head: alert.head });
         document.getElementById("chart-title").scrollIntoView();
-      } }, `Step ${number(alert.step)}: ${layers[alert.layer].short}, head ${alert.head} ${alert.verdict} (${alert.level})`),
-      el("p", {}, `was ${alert.previous}; ${alert.reason}.`), el("p", { class: "soft" }, `→ ${alert.hint}`)))),
+      } }, `Step ${number(alert.step)}: ${alert.scope === "model" ? "the model" : `${layers[alert.layer].short}, head ${alert.head}`} ${alert.verdict} (${alert.level})`),
+      el("p", {}, `${alert.reason}.`), alert.hint ? el("p", { class: "soft" }, `→ ${alert.hint}`) : null))),
     left ? el("li", {}, `and ${left} older ones`) : null);
   }
 
@@ -82,7 +83,7 @@
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const guides = (data.guides[state.statistic] || []).filter((at) => at <= high * 2 && at >= Math.min(low, high / 20));
     plot("chart", (width, colour) => ({
-      label: `${field.label} of the heads of ${layer.short} over the steps`,
+      label: [`${field.label} of the heads of ${layer.short} over the steps`, ...scalars.map(({ label }) => label)].join(", "),
       data: [
         ...guides.map((at) => ({
           type: "scatter", mode: "lines", x: [steps[0], steps[last]], y: [at, at], hoverinfo: "skip",
@@ -105,13 +106,43 @@
             line: { width: 1.5, color: colour("page") },
           },
         },
+        ...scalars.map(({ name, values }, place) => ({
+          type: "scatter", x: steps, y: values, yaxis: `y${place + 2}`, name: escape(name), connectgaps: true,
+          mode: values.filter((value) => value != null).length < 20 ? "lines+markers" : "lines", // some come but now and then
+          hovertemplate: `${escape(name)}, step %{x}: %{y:.4g}<extra></extra>`,
+          line: { width: 1.6, color: colour("cool") },
+        })),
       ],
-      layout: {
-        height: width < 600 ? 320 : 420, showlegend: false,
-        xaxis: { title: { text: "step" } },
-        yaxis: { type: state.axis },
-      },
+      layout: stacked(field.label, width < 600 ? 320 : 420, colour),
     }));
+  }
+
+  // What was logged stands above the statistic, a panel each, on one axis of steps.
+  const PANEL = 130, GAP = 34; // pixels
+  function stacked(label, height, colour) {
+    const layout = { showlegend: false, xaxis: { title: { text: "step" } }, yaxis: { type: state.axis }, height };
+    if (!scalars.length) return layout;
+    const whole = height + scalars.length * PANEL, share = (pixels) => pixels / whole;
+    const panel = (at, size, text) => ({ domain: [share(at), share(at + size - GAP)], text: escape(text) });
+    const panels = [
+      panel(0, height, label),
+      ...scalars.map((each, place) => panel(whole - (place + 1) * PANEL, PANEL, each.label)),
+    ];
+    panels.forEach(({ domain }, place) => {
+      const axis = place ? `yaxis${place + 1}` : "yaxis";
+      layout[axis] = { ...(place ? { nticks: 4, exponentformat: "e" } : layout.yaxis), domain };
+    });
+    return {
+      ...layout, height: whole,
+      xaxis: {
+        ...layout.xaxis, anchor: "y", showspikes: true, spikemode: "across", spikesnap: "hovered data",
+        spikethickness: 1, spikedash: "dot", spikecolor: colour("soft"),
+      },
+      annotations: panels.map(({ domain, text }) => ({
+        text, x: 0, y: domain[1], xref: "paper", yref: "paper", xanchor: "left", yanchor: "bottom", showarrow: false,
+        align: "left", font: { color: colour("ink"), size: 13 },
+      })),
+    };
   }
 
   function show(change) {

@@ -1,4 +1,4 @@
-"""Watching a model: every attention call is heard, sorted into steps, and judged."""
+"""Watching a model: every attention call is intercepted, sorted into steps, and judged."""
 
 from ._calls import Call
 from ._listen import listen

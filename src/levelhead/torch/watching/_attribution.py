@@ -54,7 +54,7 @@ def running_modules(frame: FrameType | None) -> Iterator[nn.Module]:
         yield module
 
 
-def maker(names: ModuleNames | None, frame: FrameType | None) -> str | None:
+def calling_module(names: ModuleNames | None, frame: FrameType | None) -> str | None:
     """The name of the module that makes a call; "" outside any; None in another model.
 
     That is the innermost running module that has a name. Modules without one that it runs in its
@@ -64,11 +64,11 @@ def maker(names: ModuleNames | None, frame: FrameType | None) -> str | None:
     """
     if names is None:
         return next((type(module).__name__ for module in running_modules(frame)), "")
-    name = _maker(names, frame)
-    return _maker(names, frame) if name is None and names.renew() else name
+    name = _calling_module(names, frame)
+    return _calling_module(names, frame) if name is None and names.renew() else name
 
 
-def _maker(names: ModuleNames, frame: FrameType | None) -> str | None:
+def _calling_module(names: ModuleNames, frame: FrameType | None) -> str | None:
     inside_another = False
     for module, running in _running(frame):
         if id(module) not in names:
@@ -98,23 +98,23 @@ def common_frame(frame: FrameType, modules: set[int]) -> FrameType:
 def heads_of(folded: int, frame: FrameType | None) -> int:
     """How many heads are folded into a dimension of this size that stands for a batch, too.
 
-    The modules that are running know, by the names that people give it. If they do not tell, it is
+    The modules that are running know, by the names that people give it. If they do not say, it is
     a batch of one head; without any module it is heads alone, as for `levelhead.attention`.
     """
     count = folded
     for module in running_modules(frame):
         count = 1
-        for heads in _told(module):
+        for heads in _declared_by(module):
             if folded % heads == 0:
                 return heads
     return count
 
 
-def heads_told(frame: FrameType | None) -> list[int]:
-    """The numbers of heads that the innermost running module tells which tells any."""
-    return next(filter(None, map(_told, running_modules(frame))), [])
+def declared_heads(frame: FrameType | None) -> list[int]:
+    """The numbers of heads of the innermost running module that has any."""
+    return next(filter(None, map(_declared_by, running_modules(frame))), [])
 
 
-def _told(module: nn.Module) -> list[int]:
+def _declared_by(module: nn.Module) -> list[int]:
     numbers = (getattr(module, name, None) for name in _HEADS)
     return [heads for heads in numbers if type(heads) is int and heads > 0]

@@ -2,7 +2,7 @@
 
 A dimension of a tensor is a sequence of axes, outer to inner: `view(batch * heads, n, d)` makes one
 dimension of two axes, and a later view may take it apart again. Axes that were split from one are
-of one family. That tells the heads: features are split into heads and what a product sums over.
+of one family. That shows the heads: features are split into heads and what a product sums over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 BATCH = "batch"  # in both operands of the product
 FIRST, SECOND = "first", "second"  # in one of them: queries and keys, or keys and queries
 TABLE = "table"  # in one that is a single matrix for a whole batch: a layer's weights, no keys
-KEYS, QUERIES = "keys", "queries"  # once a softmax has told which is which
+KEYS, QUERIES = "keys", "queries"  # once a softmax has shown which is which
 
 PROVED = "proved"  # heads: split from the features that the product sums over
 PLACED = "placed"  # heads, if nothing is known: the last of the batch dimensions
@@ -111,7 +111,7 @@ def _steps(
 def restrided(
     axes: Axes, before: Sequence[int], shape: Sequence[int], strides: Sequence[int]
 ) -> Axes | None:
-    """The axes of a view that is told by its strides, of a tensor with other strides before."""
+    """The axes of a view given by its strides, of a tensor with other strides before."""
     places: list[tuple[int, Axis]] = []
     for dim, stride in zip(axes, before, strict=True):
         place = stride

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -12,28 +12,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..._health import GradHealth, Health
+from ..._moved import Moved
 from .._attention import CallOptions, compute
 from .._row_statistics import hidden_bias, matrix_health
-from .._tiled_health import head_of, tile_of
+from .._tiled_health import head_of, row_slices, rows_of, tile_of, visibility
 from ._layout import Layout
 
 Floats = NDArray[np.float64]
 _FEW_PAIRS = 1 << 24  # 64 MB of scores
 
 
-class Heard:
-    """Passes on the sums of `GradHealth` when a backward runs; holds nothing of the call."""
+class GradientCallbacks(list[Callable[[GradHealth], None]]):
+    """Who wants a call's GradHealth when its backward runs; holds nothing of the call.
 
-    def __init__(self) -> None:
-        self.hearers: list[Callable[[GradHealth], None]] = []
-        self.counted: Tensor | None = None  # pairs, if the sums are taken from gradients of them
+    counted: pairs, if the sums are taken from gradients of them
+    """
 
-    def __bool__(self) -> bool:
-        return bool(self.hearers)
+    counted: Tensor | None = None
 
     def __call__(self, sums: Tensor) -> None:
-        for hearer in self.hearers:
-            hearer(GradHealth(_entries(sums)))
+        for callback in self:
+            callback(GradHealth(_entries(sums)))
 
 
 class Call:
@@ -46,7 +45,7 @@ class Call:
     shape:  (batch, heads, queries, keys)
     dk:     the dimension of queries and keys
     scale:  what the products of queries and keys were multiplied with (a mean over heads)
-    on_gradients: set it to hear of the call's GradHealth when backward runs
+    on_gradients: set it to be called with the call's GradHealth when backward runs
     """
 
     kind: str
@@ -70,6 +69,14 @@ class Call:
         """Health of the same queries and keys under the same mask, with scores times `factor`."""
         raise NotImplementedError
 
+    def moved(self, factor: float) -> Moved:
+        """The same with how far it moves weights and outputs from what they were."""
+        raise NotImplementedError
+
+    def _tiles(self) -> list[slice]:
+        batch, heads, rows, keys = self.shape
+        return row_slices(batch * heads, rows, keys)
+
 
 class FusedCall(Call):
     """A call of one function that gets queries, keys and values."""
@@ -92,7 +99,7 @@ class FusedCall(Call):
     def weights(self, entry: int, head: int) -> Floats:
         if self._is_small:
             return _matrix(self._all_weights[entry, head])
-        return _matrix(_weights(head_of(self._given, entry, head)))
+        return _matrix(_attend(head_of(self._given, entry, head))[1])
 
     @property
     def _is_small(self) -> bool:
@@ -104,8 +111,12 @@ class FusedCall(Call):
         return _scores(self._given).expand(self._pairs).reshape(self.shape)
 
     @functools.cached_property
+    def _as_it_was(self) -> tuple[Tensor, Tensor]:
+        return _attend(self._given)
+
+    @property
     def _all_weights(self) -> Tensor:
-        return _weights(self._given).expand(self._pairs).reshape(self.shape)
+        return self._as_it_was[1].reshape(self.shape)
 
     @property
     def _pairs(self) -> tuple[int, ...]:
@@ -113,12 +124,22 @@ class FusedCall(Call):
 
     @torch.no_grad()
     def rescaled(self, factor: float) -> Health:
-        given = self._given._replace(dropout=0.0, matrix=False)
-        if given.scales is None:
-            given = given._replace(scale=given.scale * factor)
-        else:
-            given = given._replace(scales=given.scales * factor)
-        return Health(_entries(compute(given, health=True)[3]))
+        return Health(_entries(compute(_times(_wide(self._given), factor), health=True)[3]))
+
+    @torch.no_grad()
+    def moved(self, factor: float) -> Moved:
+        sums, tiles = [], self._tiles()
+        for rows in tiles:
+            given = rows_of(self._given, rows)
+            before = (
+                (x[..., rows, :] for x in self._as_it_was) if self._is_small else _attend(given)
+            )
+            scaled = _times(_wide(given), factor)
+            output, _, weights, health = compute(scaled, health=len(tiles) == 1, weights=True)
+            sums.append(_entries(_moved_sums(visibility(given)[1], before, (output, weights))))
+        # Patterns are those of a whole sequence, so health cannot come from several tiles.
+        whole = Health(_entries(health)) if len(tiles) == 1 else self.rescaled(factor)
+        return Moved(whole, np.sum(sums, axis=0))
 
 
 class EagerCall(Call):
@@ -141,6 +162,7 @@ class EagerCall(Call):
         self.layout, self.shape = layout, layout.shape
         self._scores, self._logits = layout.keys(scores), layout.keys(logits)
         self._null = layout.others(logits)
+        self._values: Tensor | None = None
         self.counted = ~hidden_bias(self._logits)
         if hidden is not None:
             self.counted = self.counted & ~layout.keys(hidden)
@@ -149,6 +171,17 @@ class EagerCall(Call):
     def drop_matrices(self) -> None:
         """Keep nothing but the statistics, and which pairs count."""
         del self._scores, self._logits, self._null
+
+    def keep_values(self, weights: Tensor, values: Tensor) -> None:
+        """Keep what the weights are multiplied with, if it stands as they do: heads, keys last."""
+        (_, _, *pairs), lead, order = self.shape, self.layout.lead, self.layout.order
+        if (
+            weights.shape[:-2] == values.shape[:-2]
+            and weights.shape[:-2] in (lead, (math.prod(lead),))
+            and [*weights.shape[-2:]] == pairs
+            and order == tuple(range(len(order)))
+        ):
+            self._values = values.detach().reshape(*lead, *values.shape[-2:])
 
     def _measure(self, scores: Tensor, logits: Tensor) -> Health:
         sums = matrix_health(scores, logits, self.counted, self._null)
@@ -169,30 +202,54 @@ class EagerCall(Call):
         return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
 
     def rescaled(self, factor: float) -> Health:
-        before, after = self._capped(self._scores), self._capped(self._scores * factor)
-        more = torch.where(self.counted, after - before, 0)
-        return self._measure(self._scores * factor, self._logits + more)
+        return self._measure(*self._times(factor))
+
+    @torch.no_grad()
+    def moved(self, factor: float) -> Moved:
+        scores, logits = self._times(factor)
+        parts = []
+        for rows in self._tiles():
+            both = [self._attend(x, rows) for x in (self._logits, logits)]
+            parts.append(_moved_sums(self.counted[..., rows, :], *both))
+        sums = torch.stack(parts).sum(0).reshape(*self.shape[:2], -1)
+        return Moved(self._measure(scores, logits), _entries(sums))
+
+    def _times(self, factor: float) -> tuple[Tensor, Tensor]:
+        """Scores, and the logits made of them, with a factor that 16 bits may not hold."""
+        scores, logits = (_widened(x) for x in (self._scores, self._logits))
+        more = self._capped(scores * factor) - self._capped(scores)
+        return scores * factor, logits + torch.where(self.counted, more, 0)
+
+    def _attend(self, logits: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+        """Output and weights of some rows; an output of NaN if the values are not known."""
+        joined = _widened(logits[..., rows, :])
+        if self._null is not None:
+            joined = torch.cat([joined, self._null[..., rows, :]], -1)
+        weights = joined.softmax(-1)[..., : self.shape[-1]]
+        if self._values is None:
+            return weights.new_full((*weights.shape[:-1], 1), torch.nan), weights
+        return weights @ self._values.to(weights.dtype), weights
 
     def _capped(self, scores: Tensor) -> Tensor:
         return self._cap * torch.tanh(scores / self._cap) if self._cap else scores
 
 
 class Pending:
-    """A softmax: attention if its weights meet values.
+    """A softmax: attention if its weights are multiplied with values.
 
-    modules: that were running then, by id
-    call:    None if it was not understood, or was told of
-    is_told: it was told of, be it as not understood
+    modules:     that were running then, by id
+    call:        None if it was not understood, or was reported
+    is_reported: also as not understood
     """
 
     def __init__(self, modules: set[int]) -> None:
-        self.modules, self.heard, self.is_told = modules, Heard(), False
+        self.modules, self.callbacks, self.is_reported = modules, GradientCallbacks(), False
         self.call: EagerCall | None = None
 
     def is_understood(self, columns: int) -> bool:
-        """Whether it can be told of, if its weights have so many columns when they meet values.
+        """Whether it can be reported, if its weights have so many columns at the values.
 
-        A single column beside the keys is a sink, cut off or not. Several that meet values are
+        A single column beside the keys is a sink, cut off or not. Several at the values are
         keys whose scores were not followed.
         """
         if self.call is None:
@@ -207,8 +264,48 @@ def _scores(given: CallOptions) -> Tensor:
 
 
 @torch.no_grad()
-def _weights(given: CallOptions) -> Tensor:
-    return compute(given._replace(dropout=0.0, matrix=False), weights=True)[2]
+def _attend(given: CallOptions) -> tuple[Tensor, Tensor]:
+    """Output and weights, without dropout."""
+    output, _, weights, _ = compute(_wide(given), weights=True)
+    return output, weights
+
+
+def _wide(given: CallOptions) -> CallOptions:
+    """The call without dropout, in 32 bits at least: what it gives is compared with others."""
+    mask = given.mask
+    if mask is not None and mask.dtype in (torch.float16, torch.bfloat16):
+        low = hidden_bias(mask) & mask.isfinite()  # what hides in 16 bits must hide in 32
+        mask = _widened(mask)
+        mask = mask.masked_fill(low, torch.finfo(mask.dtype).min)
+    query, key, value = (_widened(x) for x in given[:3])
+    return given._replace(query=query, key=key, value=value, mask=mask, dropout=0.0, matrix=False)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _times(given: CallOptions, factor: float) -> CallOptions:
+    if given.scales is None:
+        return given._replace(scale=given.scale * factor)
+    return given._replace(scales=given.scales * factor)
+
+
+def _moved_sums(counted: Tensor, before: Iterable[Tensor], after: Iterable[Tensor]) -> Tensor:
+    """The sums of `Moved`, (..., heads, 4), from outputs and weights of the same rows."""
+    (output, weights), (changed, other) = before, after
+    gap = other - weights
+    lost = gap.sum(-1).abs()  # by the keys, to a learned sink
+    distance = (gap.abs_().sum(-1) + lost) / 2
+    sound = weights.sum(-1).isfinite()
+    choice = sound & (counted.sum(-1) > 1)
+    rows = [
+        choice,
+        torch.where(choice, distance.nan_to_num(nan=1.0), 0),
+        *(torch.where(sound, x.square().sum(-1), 0) for x in (changed - output, output)),
+    ]
+    # float64 off the device: not every device has it
+    return torch.stack([row.cpu().double().sum(-1) for row in rows], -1)
 
 
 def _entries(sums: Tensor) -> Floats:

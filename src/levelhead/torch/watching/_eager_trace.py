@@ -3,8 +3,8 @@
 A note goes with each tensor that may matter. A product may be scores (_products.py); what
 multiplies all of it belongs to the scale; whatever else is done to it (softcap, bias, mask, a sink
 put beside it) makes logits of it; a softmax over the keys of such logits makes weights; and when
-weights meet values in another product, that was attention. Of queries and keys the axes are
-followed (_axes.py): they tell which are the heads.
+another product multiplies weights with values, that was attention. Of queries and keys the axes are
+followed (_axes.py): they say which are the heads.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float
     if name in _OVER and number is args[0]:
         return None
     if isinstance(number, Tensor):
-        if number.is_meta or (number.numel() != 1 and not _is_per_head(number, operand)):
+        if number.is_meta or not (number.numel() == 1 or _is_per_head(number, operand)):
             return None
         number = number.detach() if name in _TIMES else 1 / number.detach()
         return number.float().mean().item(), number
@@ -293,12 +293,19 @@ def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float
 
 
 def _is_per_head(number: Tensor, operand: Any) -> bool:
-    """Whether all scores of a head are multiplied with the same."""
+    """Whether all queries or scores of a head are multiplied with the same."""
     note = note_of(operand)
-    if not isinstance(note, Scores) or not 0 < number.dim() <= len(note.axes):
+    if not isinstance(note, Scores):
+        return _is_of_heads(number)
+    if not 0 < number.dim() <= len(note.axes):
         return False
     sides = [any(x.role in (FIRST, SECOND) for x in dim) for dim in note.axes[-number.dim() :]]
     return all(size == 1 or not side for size, side in zip(number.shape, sides, strict=True))
+
+
+def _is_of_heads(number: Tensor) -> bool:
+    """Whether it can be one number per head: (heads, 1, 1), of queries (..., heads, L, d_k)."""
+    return number.dim() > 2 and number.shape[-2:] == (1, 1)
 
 
 def _filled(name: str, args: Args, kwargs: Options, operand: Tensor) -> Tensor | None:
@@ -363,8 +370,8 @@ def _join(args: Args, kwargs: Options, note: Scores) -> Scores:
 
 
 def _are_several(args: Args) -> bool:
-    """Whether no argument is a single number."""
-    return all(isinstance(x, Tensor) and x.numel() != 1 for x in args)
+    """Whether no argument is a single number, or one per head."""
+    return all(isinstance(x, Tensor) and x.numel() != 1 and not _is_of_heads(x) for x in args)
 
 
 def _is_basic(index: Any) -> bool:

@@ -77,7 +77,9 @@ def _in_recorded_function() -> bool:
     return False
 
 
-def doors(model: nn.Module, names: Mapping[int, str], layers: Iterable[str]) -> list[nn.Module]:
+def entry_modules(
+    model: nn.Module, names: Mapping[int, str], layers: Iterable[str]
+) -> list[nn.Module]:
     """Modules to hook so that no forward to the attention of these layers goes unnoticed.
 
     The layers themselves; but PyTorch's encoder layers leave their fast path for a hook anywhere
@@ -87,13 +89,13 @@ def doors(model: nn.Module, names: Mapping[int, str], layers: Iterable[str]) -> 
     for path, module in model.named_modules():
         if names.get(id(module)) not in wanted:
             continue
-        way, door = model, model
+        way, entry = model, model
         for part in path.split(".") if path else ():
             way = way.get_submodule(part)
             if isinstance(way, nn.TransformerEncoderLayer):
                 break
             if getattr(way.forward, "__func__", None) is not nn.Module.forward:  # no mere list
-                door = way
-        found[id(door)] = door
+                entry = way
+        found[id(entry)] = entry
     found.pop(id(model), None)  # has hooks of its own
     return list(found.values())

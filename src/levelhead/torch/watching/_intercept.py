@@ -25,9 +25,9 @@ from .._attention import CallOptions, attention, compute, normalise
 from .._row_statistics import hidden_bias
 from .._tiled_health import tiled_gradients, tiled_health
 from . import _padding
-from ._attribution import ModuleNames, common_frame, maker, running_modules
+from ._attribution import ModuleNames, calling_module, common_frame, running_modules
 from ._axes import KEYS, Axes, new_axes
-from ._calls import Call, EagerCall, FusedCall, Heard, Pending
+from ._calls import Call, EagerCall, FusedCall, GradientCallbacks, Pending
 from ._eager_trace import BEGIN, PROPERTIES, follow, operand_of
 from ._layout import Layout, lay_out
 from ._math_path import is_written_out, write_out
@@ -64,17 +64,17 @@ _OPERATIONS = {"scaled_dot_product_attention", "attention"} | _SOFTMAX
 
 
 class Listener(NamedTuple):
-    """Who wants to hear of calls.
+    """Who wants to know of calls.
 
-    names:   of its model's modules, if it has one
-    on_miss: called with the name of a module whose attention was not understood
-    looks:   at the matrices of calls, not only at their statistics
+    names: of its model's modules, if it has one
+    on_not_understood: called with the name of a module whose attention was not understood
+    matrices: also wants those of calls, not only their statistics
     """
 
     on_call: Callable[[Call], None]
     names: ModuleNames | None
-    on_miss: Callable[[str], None] | None = None
-    looks: bool = True
+    on_not_understood: Callable[[str], None] | None = None
+    matrices: bool = True
 
 
 class Interceptor(TorchFunctionMode):
@@ -121,28 +121,28 @@ class Interceptor(TorchFunctionMode):
             return self._softmax(frame, func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _tell(self, frame: FrameType, call: Call, heard: Heard) -> None:
+    def _report(self, frame: FrameType, call: Call, callbacks: GradientCallbacks) -> None:
         for listener in tuple(self.listeners):
-            told = copy.copy(call) if len(self.listeners) > 1 else call
-            module = maker(listener.names, frame)
-            told.module, told.other = module or "", module is None
-            listener.on_call(told)
-            if told.on_gradients is not None:
-                heard.hearers.append(told.on_gradients)
+            reported = copy.copy(call) if len(self.listeners) > 1 else call
+            module = calling_module(listener.names, frame)
+            reported.module, reported.other = module or "", module is None
+            listener.on_call(reported)
+            if reported.on_gradients is not None:
+                callbacks.append(reported.on_gradients)
 
-    def _miss(self, frame: FrameType) -> None:
-        """Tell of attention that was not understood."""
+    def _report_not_understood(self, frame: FrameType) -> None:
+        """Report attention that was not understood."""
         for listener in tuple(self.listeners):
-            module = maker(listener.names, frame)
-            if listener.on_miss is not None and module is not None:
-                listener.on_miss(module)
+            module = calling_module(listener.names, frame)
+            if listener.on_not_understood is not None and module is not None:
+                listener.on_not_understood(module)
 
     # ------------------------------------------------------------ one function computes it
 
     def _scaled_dot_product(
         self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        heard, written, call = Heard(), None, None
+        callbacks, written, call = GradientCallbacks(), None, None
         try:
             call = understand(frame, *args, **kwargs)
             if call is not None:
@@ -151,24 +151,26 @@ class Interceptor(TorchFunctionMode):
                     output, sums = func(*args, **kwargs), tiled_health(given)
                 elif is_written_out(dropout):
                     with torch.no_grad():
-                        *_, sums = self._run(given, heard)
+                        *_, sums = self._run(given, callbacks)
                     output, *written = write_out(given, dropout)
                 else:
-                    output, *_, sums = self._run(given, heard)
+                    output, *_, sums = self._run(given, callbacks)
         except (TypeError, ValueError):
             call = None  # a wrong call: PyTorch says so in its own words
         if call is None:
             output = func(*args, **kwargs)
-            self._miss(frame)
+            self._report_not_understood(frame)
             return output
-        self._tell(frame, FusedCall(given, sums, _scale_of(given.query)), heard)
-        if heard and away and output.requires_grad:
+        tensors = dict(zip(("query", "key"), args, strict=False)) | kwargs
+        scale = _scale_of(tensors["query"]) * _scale_of(tensors["key"])
+        self._report(frame, FusedCall(given, sums, scale), callbacks)
+        if callbacks and away and output.requires_grad:
             shape = *given.query.shape[:-1], given.value.shape[-1]
-            output.register_hook(lambda g: heard(tiled_gradients(given, g.reshape(shape))))
-        elif heard and written is not None:
+            output.register_hook(lambda g: callbacks(tiled_gradients(given, g.reshape(shape))))
+        elif callbacks and written is not None:
             weights, logits = written
-            heard.counted = ~hidden_bias(logits.detach())
-            _hear_gradients(heard, None, logits, weights)
+            callbacks.counted = ~hidden_bias(logits.detach())
+            _measure_gradients(callbacks, None, logits, weights)
         return output.flatten(0, 1) if folded and not away else output
 
     def _attention(
@@ -180,15 +182,15 @@ class Interceptor(TorchFunctionMode):
             and all(x is None or has_values(x) for x in others)
         ):
             result = func(query, key, value, **options)
-            self._miss(frame)
+            self._report_not_understood(frame)
             return result
         lse, health, weights = (
             options.pop(f"return_{name}", False) for name in ("lse", "health", "weights")
         )
-        given, heard = normalise(query, key, value, **options), Heard()
-        output, rows, matrix, sums = self._run(given, heard, weights, lse)
-        call = FusedCall(given, sums, _scale_of(given.query))
-        self._tell(frame, call, heard)
+        given, callbacks = normalise(query, key, value, **options), GradientCallbacks()
+        output, rows, matrix, sums = self._run(given, callbacks, weights, lse)
+        call = FusedCall(given, sums, _scale_of(query) * _scale_of(key))
+        self._report(frame, call, callbacks)
         if not (lse or health or weights):
             return output
         shape = *(query.shape[:-2] or (1,)), sums.shape[-1]
@@ -200,10 +202,14 @@ class Interceptor(TorchFunctionMode):
         )
 
     def _run(
-        self, given: CallOptions, heard: Heard, weights: bool = False, lse: bool = False
+        self,
+        given: CallOptions,
+        callbacks: GradientCallbacks,
+        weights: bool = False,
+        lse: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         number = next(_ops.numbers)
-        _ops.listeners[number] = heard
+        _ops.listeners[number] = callbacks
         try:
             return compute(given, True, weights, number, lse)
         finally:
@@ -221,12 +227,12 @@ class Interceptor(TorchFunctionMode):
             return result
         dim %= logits.dim()
         pending = Pending(set(map(id, running_modules(frame))))
-        # Measured now: nobody knows what becomes of the logits until their weights meet values.
+        # Measured now: nobody knows what becomes of the logits before their weights are used.
         understood = _eager_call(logits, dim, frame)
         if understood is not None:
             pending.call, axes = understood
-            _hear_gradients(pending.heard, pending.call.layout, logits, result)
-            if not any(listener.looks for listener in self.listeners):
+            _measure_gradients(pending.callbacks, pending.call.layout, logits, result)
+            if not any(listener.matrices for listener in self.listeners):
                 pending.call.drop_matrices()
         elif logits.dim() > 2:
             axes = new_axes(logits.shape)
@@ -240,19 +246,19 @@ class Interceptor(TorchFunctionMode):
     def _product(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         if name == "sum":
-            met = follow_sum(args, kwargs)
+            complete = follow_sum(args, kwargs)
         else:
-            met = follow_product(name, args, kwargs, result)
-        for pending, understood in met:
+            complete = follow_product(name, args, kwargs, result)
+        for pending, understood in complete:
             frame = common_frame(sys._getframe(2), pending.modules)
             if understood and (call := pending.call) is not None:
-                pending.call, pending.is_told = None, True
-                self._tell(frame, call, pending.heard)
-                if pending.heard:
-                    pending.heard.counted = call.counted
-            elif not pending.is_told:
-                pending.is_told = True
-                self._miss(frame)
+                pending.call, pending.is_reported = None, True
+                self._report(frame, call, pending.callbacks)
+                if pending.callbacks:
+                    pending.callbacks.counted = call.counted
+            elif not pending.is_reported:
+                pending.is_reported = True
+                self._report_not_understood(frame)
         return result
 
 
@@ -291,29 +297,31 @@ def _is_traced() -> bool:
     return _ops._transformed() or torch._C._get_tracing_state() is not None
 
 
-def _scale_of(query: Tensor) -> float:
-    """What a query was multiplied with before the call."""
-    note = note_of(query)
+def _scale_of(tensor: Tensor) -> float:
+    """What queries or keys were multiplied with before the call."""
+    note = note_of(tensor)
     return 1.0 if note is None else note.factor
 
 
-def _hear_gradients(heard: Heard, layout: Layout | None, logits: Tensor, weights: Tensor) -> None:
+def _measure_gradients(
+    callbacks: GradientCallbacks, layout: Layout | None, logits: Tensor, weights: Tensor
+) -> None:
     """Take the norms of the gradients by the weights and by the logits when they arrive.
 
-    layout: of the logits; None if they are matrices as `heard.counted` is
+    layout: of the logits; None if they are matrices as `callbacks.counted` is
     """
     if not (weights.requires_grad and logits.requires_grad):
         return
     squares: dict[str, Tensor] = {}
 
     def keep(name: str, grad: Tensor) -> None:
-        if not heard or heard.counted is None:
+        if not callbacks or callbacks.counted is None:
             return
         matrices = grad if layout is None else layout.keys(grad)
-        seen = torch.where(heard.counted, matrices.double(), 0).square().sum((-2, -1))
+        seen = torch.where(callbacks.counted, matrices.double(), 0).square().sum((-2, -1))
         squares[name] = seen if layout is None else seen.reshape(layout.shape[:2])
         if len(squares) == 2:
-            heard(torch.stack([squares["weights"], squares["logits"]], -1))
+            callbacks(torch.stack([squares["weights"], squares["logits"]], -1))
             squares.clear()
 
     weights.register_hook(lambda grad: keep("weights", grad))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._attribution import heads_of, heads_told
+from ._attribution import declared_heads, heads_of
 from ._axes import (  # fmt: skip
     BATCH,
     DENIED,
@@ -145,7 +145,7 @@ def _pick_heads_among_rows(
     if len(rows) < 2 or any(axis.heads in (PROVED, DENIED) for axis in found):
         return
     others = {axis.size for axis in found if axis.role == BATCH}
-    for count in heads_told(frame):
+    for count in declared_heads(frame):
         for at in reversed(rows):
             if found[at].size == count and count not in others:
                 found[at] = found[at]._replace(heads=PROVED)
@@ -166,7 +166,7 @@ def _find_heads(found: list[Axis], frame: FrameType) -> tuple[list[Axis], list[i
         heads = heads_of(found[at].size, frame)
         parts = [found[at]._replace(size=found[at].size // heads), found[at]._replace(size=heads)]
         return [*found[:at], *parts, *found[at + 1 :]], [at + 1]
-    for count in heads_told(frame):
+    for count in declared_heads(frame):
         if count == 1:
             return found, []
         for length in range(1, len(lead) + 1):

@@ -1,4 +1,4 @@
-"""Putting the interceptor where it hears, and taking it away."""
+"""Installing the interceptor on a thread while anybody listens, and removing it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,12 @@ from ._intercept import Interceptor, Listener
 
 
 @contextmanager
-def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> Iterator[None]:
-    """Hear of every attention call made inside, on this thread.
+def listen(
+    on_call: Callable[[Call], None],
+    model: nn.Module | None = None,
+    on_not_understood: Callable[[str], None] | None = None,
+) -> Iterator[None]:
+    """Call a function with every attention call made inside, on this thread.
 
     >>> import torch, levelhead.torch
     >>> layer = torch.nn.MultiheadAttention(64, 4, batch_first=True)
@@ -33,67 +37,69 @@ def listen(on_call: Callable[[Call], None], model: nn.Module | None = None) -> I
     on_call: called with a `Call`: its health, and its scores and weights on request
     model: gives the dotted names of the modules that make the calls; without one, a call bears
         the name of its module's class
+    on_not_understood: called with the module's name for attention that could not be measured
     Compiled parts of a model run eagerly inside.
     """
-    ear, listener = Ear.of_this_thread(), Listener(on_call, module_names(model))
-    ear.add(listener)
+    interceptor = ThreadInterceptor.current()
+    listener = Listener(on_call, module_names(model), on_not_understood)
+    interceptor.add(listener)
     try:
         yield
     finally:
-        ear.remove(listener)
+        interceptor.remove(listener)
 
 
-class Ear:
-    """The one interceptor of a thread, on the stack of function modes while anybody listens."""
+class ThreadInterceptor:
+    """The one interceptor of a thread, on its stack of function modes while anybody listens."""
 
     _local = threading.local()
     _eager: Any = None  # compiled code would not be seen: it runs eagerly meanwhile
     _on = 0
 
     @classmethod
-    def of_this_thread(cls) -> Ear:
-        if not hasattr(cls._local, "ear"):
-            cls._local.ear = cls()
-        ear: Ear = cls._local.ear
-        return ear
+    def current(cls) -> ThreadInterceptor:
+        if not hasattr(cls._local, "interceptor"):
+            cls._local.interceptor = cls()
+        interceptor: ThreadInterceptor = cls._local.interceptor
+        return interceptor
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        self._interceptor = Interceptor()
-        self._stacked = False
+        self._mode = Interceptor()
+        self._installed = False
 
     def add(self, listener: Listener) -> None:
-        if listener not in self._interceptor.listeners:
-            self._interceptor.listeners.append(listener)
-        self.settle()
+        if listener not in self._mode.listeners:
+            self._mode.listeners.append(listener)
+        self.update()
 
     def remove(self, listener: Listener) -> None:
-        if listener in self._interceptor.listeners:
-            self._interceptor.listeners.remove(listener)
-        self.settle()
+        if listener in self._mode.listeners:
+            self._mode.listeners.remove(listener)
+        self.update()
 
-    def is_here(self) -> bool:
+    def is_current(self) -> bool:
         return threading.get_ident() == self._thread
 
-    def settle(self) -> None:
-        """Be on the stack while anybody listens: a mode that is not there costs nothing.
+    def update(self) -> None:
+        """Install the mode while anybody listens: one that is not on the stack costs nothing.
 
         Another thread cannot do that, nor a backward pass, which puts the stack back as it was, nor
         can it end inside a compiled call that runs eagerly for it and must not break its graph.
         Without listeners the interceptor then lets all pass.
         """
-        wanted = bool(self._interceptor.listeners)
-        if wanted == self._stacked or not self.is_here() or in_backward():
+        wanted = bool(self._mode.listeners)
+        if wanted == self._installed or not self.is_current() or in_backward():
             return
         if not wanted and _in_full_graph():
             return
-        self._stacked = wanted
-        _restack(self._interceptor, wanted)
-        Ear._on += 1 if wanted else -1
-        if wanted and Ear._on == 1:
-            Ear._eager = torch.compiler.set_stance("force_eager")
-        elif not wanted and Ear._on == 0:
-            Ear._eager.__exit__(None, None, None)
+        self._installed = wanted
+        _move(self._mode, wanted)
+        ThreadInterceptor._on += 1 if wanted else -1
+        if wanted and ThreadInterceptor._on == 1:
+            ThreadInterceptor._eager = torch.compiler.set_stance("force_eager")
+        elif not wanted and ThreadInterceptor._on == 0:
+            ThreadInterceptor._eager.__exit__(None, None, None)
 
 
 def _in_full_graph() -> bool:
@@ -106,7 +112,7 @@ def _in_full_graph() -> bool:
     return False
 
 
-def _restack(ours: Interceptor, on: bool) -> None:
+def _move(ours: Interceptor, on: bool) -> None:
     """Put a mode under all others, or take it out from there.
 
     A mode that ends takes the topmost away, so ours must never stand above one that may end

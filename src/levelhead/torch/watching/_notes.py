@@ -62,7 +62,7 @@ class Weights:
     """Of what came out of a softmax, or was made of the weights of several.
 
     axes:   None if they were lost
-    calls:  those that are complete once these weights meet values
+    calls:  those that are complete once these weights are multiplied with values
     spread: if they were multiplied with values, each with several: whether several rows were with
         the same
     """
@@ -119,7 +119,7 @@ class Path:
 def views_of(shape: Sequence[int], view: View) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Shapes and strides of the views that a function makes of a contiguous tensor.
 
-    Its strides tell where each dimension of a view comes from.
+    Its strides say where each dimension of a view comes from.
     """
     func, args, kwargs = view
     try:

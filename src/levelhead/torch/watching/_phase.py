@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ..._health import GradHealth, Health
+from ..._health import Finding, GradHealth, Health, Thresholds
 from ..._records import Alert, StepRecord
+from ...scaling import ScaleInUse
 from ._accumulator import Accumulator, Statistics
-from ._alerts import Changes
+from ._alerts import Alerts
+from ._scalars import Scalars
 
 
 class Phase:
@@ -23,8 +25,12 @@ class Phase:
         self.name, self.step = name, step
         self.alerts: list[Alert] = []
         self._thresholds = thresholds
-        self._changes = Changes()
-        self._seen, self._heard = Accumulator[Health](), Accumulator[GradHealth]()  # in this step
+        self._alerts = Alerts(name, Thresholds().changed(thresholds))
+        self._scales: dict[str, ScaleInUse] = {}
+        self._step_health, self._step_gradients = (
+            Accumulator[Health](),
+            Accumulator[GradHealth](),
+        )  # in this step
         self._health, self._gradients = (
             Accumulator[Health](),
             Accumulator[GradHealth](),
@@ -34,12 +40,12 @@ class Phase:
 
     @property
     def health(self) -> dict[str, Health]:
-        return together(self._health.merged(), self._seen.merged())
+        return together(self._health.merged(), self._step_health.merged())
 
     @property
     def gradients(self) -> dict[str, GradHealth]:
-        heard = together(self._gradients.merged(), self._heard.merged())
-        return in_order_of(self.health, heard)
+        gradients = together(self._gradients.merged(), self._step_gradients.merged())
+        return in_order_of(self.health, gradients)
 
     @property
     def calls(self) -> int:
@@ -47,46 +53,56 @@ class Phase:
 
     def __bool__(self) -> bool:
         """Whether the current step has seen a call."""
-        return bool(self._seen)
+        return bool(self._step_health)
 
-    def see(self, layer: str, health: Health) -> None:
+    @property
+    def course(self) -> tuple[Finding, ...]:
+        """What the course of the phase says now."""
+        return self._alerts.course
+
+    def add_call(self, layer: str, health: Health, scale: ScaleInUse) -> None:
         self._calls[1] += 1
-        self._seen.add(layer, health)
+        self._step_health.add(layer, health)
+        self._scales[layer] = scale
 
-    def hear(self, layer: str, gradients: GradHealth) -> None:
-        self._heard.add(layer, gradients)
+    def add_gradients(self, layer: str, gradients: GradHealth) -> None:
+        self._step_gradients.add(layer, gradients)
 
-    def record(self, *joined: Phase) -> StepRecord:
+    def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
-        health = together(*(phase._seen.merged() for phase in (self, *joined)))
-        heard = together(*(phase._heard.merged() for phase in (self, *joined)))
+        health = together(*(phase._step_health.merged() for phase in (self, *joined)))
+        gradients = together(*(phase._step_gradients.merged() for phase in (self, *joined)))
         return StepRecord(
-            *(self.step, time.time(), health, in_order_of(health, heard)),
+            *(self.step, time.time(), health, in_order_of(health, gradients)),
             thresholds=self._thresholds,
             phase=self.name,
+            course=self.course,
+            scales={layer: each for layer, each in self._scales.items() if layer in health},
+            scalars=scalars.numbers(),
+            means=scalars.means(),
         )
 
-    def end_step(self, *joined: Phase) -> StepRecord | None:
+    def end_step(self, *joined: Phase, scalars: Scalars) -> StepRecord | None:
         """The record of the current step, if it has seen any call; another begins."""
         record = None
         if any((self, *joined)):
-            record = self.record(*joined)
+            record = self.record(*joined, scalars=scalars)
             self._health.add_all(record.health)
             self._gradients.add_all(record.gradients)
-            if alerts := self._changes.alerts(record):
-                record = replace(record, alerts=alerts)
-                self.alerts += alerts
+            record = self._alerts.judge(record, record.means.get("loss"))
+            self.alerts += record.alerts
             first, last = self._recorded
             self._recorded = (self.step if last < first else first, self.step)
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))
         self.step += 1
+        scalars.end_step(recorded=record is not None)
         return record
 
     def forget_step(self) -> int:
         """Begin the current step anew; how many calls it had seen."""
         calls, self._calls[1] = self._calls[1], 0
-        self._seen.clear()
-        self._heard.clear()
+        self._step_health.clear()
+        self._step_gradients.clear()
         return calls
 
     def take_over(self, phase: Phase) -> None:
@@ -100,7 +116,13 @@ class Phase:
         self._health.add_all(phase.health)
         self._gradients.add_all(phase.gradients)
         self.alerts += (
-            replace(alert, step=alert.step - back, phase=self.name) for alert in phase.alerts
+            replace(
+                alert,
+                step=alert.step - back,
+                since=None if alert.since is None else alert.since - back,
+                phase=self.name,
+            )
+            for alert in phase.alerts
         )
 
 

@@ -27,16 +27,16 @@ class Product(NamedTuple):
 def follow_product(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> list[tuple[Pending, bool]]:
-    """Note what a product is; the calls whose weights met values in it, and if as they should."""
+    """Note what a product is; the calls that it completes, and whether they were understood."""
     try:
         product = _read(name, args, kwargs)
         if product is None or not isinstance(result, Tensor):
             return []
         if isinstance(note_of(product.first), Weights):
-            return _meet(product, result)
+            return _weigh(product, result)
         if isinstance(note_of(product.second), Weights):
             first, second, terms = product
-            return _meet(Product(second, first, Terms(terms[1], terms[0], terms[2])), result)
+            return _weigh(Product(second, first, Terms(terms[1], terms[0], terms[2])), result)
         write_note(result, _begin(name, args, kwargs, product, result))
     except Exception:  # a form that we do not know is none that we can follow
         write_note(result, None)
@@ -101,7 +101,7 @@ def _is_layer(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def _meet(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
+def _weigh(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
     """A product of weights, which come first here, with values or with something else."""
     weights, values, terms = product
     note = note_of(weights)
@@ -115,18 +115,27 @@ def _meet(product: Product, result: Tensor) -> list[tuple[Pending, bool]]:
         write_note(result, Weights(axes, note.calls))
         return []
     write_note(result, None)
+    (*lead, query, key), column = terms.first, terms.second[-1]
+    if (terms.second, terms.result) == ((*lead, key, column), (*lead, query, column)):
+        for pending in note.calls:
+            if pending.call is not None:
+                pending.call.keep_values(weights, values)
     shape = dict(zip(terms.first, weights.shape, strict=True))
     has_rows = any(n > 1 for x, n in shape.items() if x not in terms.second)
     columns = math.prod(shape[x] for x in terms.summed)
-    return _met(note, over_keys, columns, has_rows and values.dim() > 2 and not _is_layer(values))
+    return _complete(
+        note, over_keys, columns, has_rows and values.dim() > 2 and not _is_layer(values)
+    )
 
 
-def _met(note: Weights, over_keys: bool, columns: int, weighs: bool) -> list[tuple[Pending, bool]]:
+def _complete(
+    note: Weights, over_keys: bool, columns: int, weighs: bool
+) -> list[tuple[Pending, bool]]:
     """The calls that are complete, or not understood.
 
     columns: of the weights
     weighs:  several rows weigh the same values, so this is no mixture (where each row has values of
-        its own) and no codebook (the same for all the batch): if not understood, it must be told
+        its own) and no codebook (the same for all the batch): not understood, it must be reported
     """
     found = []
     for pending in note.calls:
@@ -146,4 +155,4 @@ def follow_sum(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Pend
     dims = [dims] if type(dims) is int else dims or []
     summed = [at for at in dims if any(axis.role == KEYS for axis in note.axes[at])]
     columns = math.prod(product.shape[at] for at in summed)
-    return _met(note, True, columns, note.spread) if summed else []
+    return _complete(note, True, columns, note.spread) if summed else []

@@ -15,12 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..._health import GradHealth
 from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ...scaling import in_use
 from ._attribution import ModuleNames
 from ._calls import Call
-from ._forwards import Hook, after_backward, doors, in_backward, without_gradients
+from ._forwards import Hook, after_backward, entry_modules, in_backward, without_gradients
 from ._intercept import Listener
-from ._listen import Ear
+from ._listen import ThreadInterceptor
 from ._phase import Phase
+from ._scalars import Scalars
 from ._unended import Unended
 
 
@@ -32,7 +34,7 @@ class Steps:
     call of the model without gradients is a step of inference, and what there was of that when
     the first optimizer steps was before training.
 
-    left_out: how many calls were heard and not counted, by their kind
+    left_out: how many calls were seen and not counted, by their kind
     not_understood: how many could not be measured, by module
     """
 
@@ -43,9 +45,12 @@ class Steps:
         gradients: bool,
         thresholds: Mapping[str, float],
         hand_on: Callable[[StepRecord], None],
+        add: Callable[[Mapping[str, float]], None],
     ) -> None:
         self._model, self._every, self._thresholds = model, every, thresholds
-        self._gradients_wanted, self._hand_on = gradients, hand_on
+        self._gradients_wanted, self._hand_on, self._add = gradients, hand_on, add
+        self.scalars = Scalars()
+        self._recorded = False  # the step that ended last
         self.training = Phase(TRAINING, thresholds)
         self.inference = Phase(INFERENCE, thresholds)
         self.before_training = Phase(BEFORE_TRAINING, thresholds)
@@ -62,7 +67,7 @@ class Steps:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._round: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._heads: dict[str, int] = {}  # of the modules that made calls
-        self._doors: list[Any] | None = None  # hooks on them, while they are watched
+        self._entries: list[Any] | None = None  # hooks on them, while they are watched
         self._undo: list[Callable[[], Any]] = []
 
     @property
@@ -74,12 +79,13 @@ class Steps:
 
     def start(self) -> None:
         self.is_on, self.trains, self._awaited = True, False, False
+        self.scalars.restart()
         self.inference.step = max(self.inference.step, self.training.step)
         self._optimizers.clear()
         self._unended = None if self._by_hand else Unended(self._model)
-        self._ear = Ear.of_this_thread()
+        self._interceptor = ThreadInterceptor.current()
         self._names = ModuleNames(self._model)
-        self._listener = Listener(self._see, self._names, self._miss, looks=False)
+        self._listener = Listener(self._see, self._names, self._miss, matrices=False)
         stepped = register_optimizer_step_post_hook(lambda given, *_: self._stepped(given))
         self._undo = [stepped.remove]
         if not isinstance(self._model, torch.jit.ScriptModule):  # has no hooks, and shows nothing
@@ -98,7 +104,7 @@ class Steps:
             undo()
         if any(self.shown):
             self._end_step()
-        return self._unended.told() if self._unended else None
+        return self._unended.message() if self._unended else None
 
     def end_by_hand(self) -> None:
         ended = self._new and not self._by_hand  # by an optimizer: whoever calls this means that
@@ -112,17 +118,19 @@ class Steps:
     def open_record(self) -> StepRecord | None:
         """What is known of the step that is not over."""
         phase, *joined = self.shown[::-1]
-        return phase.record(*joined) if any(self.shown) else None
+        return phase.record(*joined, scalars=self.scalars) if any(self.shown) else None
 
     # ------------------------------------------------------------ forwards
 
     def _begin_forward(self) -> None:
-        if not self._ear.is_here() or in_backward():  # there a checkpoint runs, again
+        if not self._interceptor.is_current() or in_backward():  # there a checkpoint runs, again
             return
         self._end_if_over()
         self._new = False
-        self._ear.settle()
+        self._interceptor.update()
         self._infers = without_gradients()
+        if not (self._infers and self.trains):  # which is evaluation, and in no step
+            self._add_late(self.scalars.begin_step())
         if not self._infers:
             self._ran = True
             self._await_training()
@@ -131,11 +139,15 @@ class Steps:
             self._listen()
 
     def _begin_part(self) -> None:
-        if not self._infers and self._ear.is_here() and not (in_backward() or without_gradients()):
+        if (
+            not self._infers
+            and self._interceptor.is_current()
+            and not (in_backward() or without_gradients())
+        ):
             self._await_training()
 
     def _end_forward(self) -> None:
-        if self._infers and self._ear.is_here():
+        if self._infers and self._interceptor.is_current():
             self._infers = False
             if not (self.trains or self._by_hand):
                 self._end(self.inference)
@@ -199,8 +211,17 @@ class Steps:
         self.left_out["evaluation"] += self.inference.forget_step()
         self.before_training.take_over(self.inference)
         self.inference = Phase(INFERENCE, self._thresholds)
+        self.scalars.forget_means()
 
     # ------------------------------------------------------------ steps
+
+    def log(self, scalars: Mapping[str, Any]) -> None:
+        self._add_late(self.scalars.log(scalars))
+
+    def _add_late(self, values: Mapping[str, Any]) -> None:
+        """Hand on what was logged for a step that has ended."""
+        if values and self._recorded:
+            self._add(self.scalars.read(values))
 
     def _end_step(self) -> None:
         phase, *joined = self.shown[::-1]
@@ -209,14 +230,15 @@ class Steps:
     def _end(self, phase: Phase, *joined: Phase) -> None:
         self._over = False
         try:
-            record = phase.end_step(*joined)
+            record = phase.end_step(*joined, scalars=self.scalars)
+            self._recorded = record is not None
             if record is not None:
                 self._hand_on(record)
         finally:
             self._listen()
 
     def _listen(self) -> None:
-        """Hear of calls on steps that are recorded, and only then."""
+        """Intercept calls on steps that are recorded, and only then."""
         if self._seeing:  # amid a forward: a checkpoint in it must compute the same way again
             return
         training = self.trains or self._awaited
@@ -224,19 +246,19 @@ class Steps:
         wanted = self.is_on and phase.step % self._every == 0
         if wanted != self._listening:
             self._listening = wanted
-            (self._ear.add if wanted else self._ear.remove)(self._listener)
-        self._ear.settle()
+            (self._interceptor.add if wanted else self._interceptor.remove)(self._listener)
+        self._interceptor.update()
         # Between steps of inference the first step of training must not go unnoticed.
-        watched, self._doors = self._doors, None
+        watched, self._entries = self._entries, None
         if self.is_on and not (wanted or training):
-            self._doors = self._watch_doors() if watched is None else watched
+            self._entries = self._watch_entries() if watched is None else watched
         else:
             for hook in watched or ():
                 hook.remove()
 
-    def _watch_doors(self) -> list[Any]:
+    def _watch_entries(self) -> list[Any]:
         hook = Hook(self._begin_part)
-        modules = doors(self._model, self._names, self._heads)
+        modules = entry_modules(self._model, self._names, self._heads)
         return [module.register_forward_pre_hook(hook) for module in modules]
 
     # ------------------------------------------------------------ calls
@@ -260,6 +282,8 @@ class Steps:
         if evaluates and self.trains:
             self.left_out["evaluation"] += 1
             return
+        if not again:
+            self._add_late(self.scalars.begin_step())
         if not (evaluates or again):
             self._await_training()
         phase = self.inference if evaluates else self.training
@@ -267,20 +291,25 @@ class Steps:
             return
         layer = self._layer_of(call)
         if not again:
-            phase.see(layer, call.health)
+            phase.add_call(layer, call.health, in_use(call.scale, call.dk, self._width(call)))
         if evaluates:
             return
         if self._unended and not again:
             self._unended.forward()
         if self._gradients_wanted:
-            call.on_gradients = functools.partial(self._hear, layer)
+            call.on_gradients = functools.partial(self._add_gradients, layer)
+
+    def _width(self, call: Call) -> int:
+        """Of the model: as its configuration says, else as wide as all heads of the call."""
+        width = getattr(getattr(self._model, "config", None), "hidden_size", None)
+        return width if isinstance(width, int) else call.shape[1] * call.dk
 
     def _miss(self, module: str) -> None:
         if not (in_backward() or (self.trains and without_gradients())):
             self.not_understood[module] += 1
 
-    def _hear(self, layer: str, gradients: GradHealth) -> None:
-        self.training.hear(layer, gradients)
+    def _add_gradients(self, layer: str, gradients: GradHealth) -> None:
+        self.training.add_gradients(layer, gradients)
         if self._unended:
             self._unended.backward()
 

@@ -6,26 +6,26 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from ..._health import GradHealth, judge
+from ..._health import GradHealth, findings, judge
 from ..._health.describe import (
     Head,
     at_steps,
     describe,
     headline,
     in_words,
+    missing_calls,
     needs_attention,
-    place,
     plural,
 )
+from ..._health.findings import HEAD
 from ..._health.judge import severity
-from ..._health.numbers import number
+from ..._health.numbers import number, place
 from ..._health.verdicts import MARKS, SHORT
 
 if TYPE_CHECKING:
     from ...store import Run
 
 _WORST = 5
-_NAMED = 8
 
 
 def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
@@ -46,7 +46,9 @@ def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
     for layer, many in layers.items():
         marks = "".join(" " if h["verdict"] == SHORT else MARKS[h["level"]] for h in many)
         lines.append(f"  {place(layer):<{width}}  {marks}  {_worst(many)}")
-    lines.append(headline([head for _, head in heads], at_steps(steps)))
+    found = findings(latest, run.thresholds)
+    lines.append(headline([head for _, head in heads], at_steps(steps), found))
+    lines += [str(finding) for finding in found if finding.scope != HEAD and finding.is_loud]
     ill = [entry for entry in heads if needs_attention(entry[1])]
     for hint, alike in groupby(ill[:_WORST], key=lambda entry: entry[1]["hint"]):
         lines += [in_words(f"{place(layer)}, head {head['head']}", head) for layer, head in alike]
@@ -54,15 +56,6 @@ def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
     if len(ill) > _WORST:
         lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
     return "\n".join([*lines, *missing])
-
-
-def missing_calls(not_understood: Mapping[str, int]) -> list[str]:
-    """The line that names the modules whose attention was not understood, if there are any."""
-    if not not_understood:
-        return []
-    names = [f"{place(layer)} ({plural(many, 'call')})" for layer, many in not_understood.items()]
-    more = f" and {len(names) - _NAMED} more modules" if len(names) > _NAMED else ""
-    return [f"Attention was seen but not understood in {', '.join(names[:_NAMED])}{more}."]
 
 
 def _worst(heads: Sequence[Head]) -> str:

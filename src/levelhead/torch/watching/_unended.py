@@ -44,10 +44,10 @@ class Unended:
             self._updates += 1
             self._others.add(type(optimizer).__name__)
             if self._updates == _PATIENCE:
-                return self.told()
+                return self.message()
         return None
 
-    def told(self) -> str | None:
+    def message(self) -> str | None:
         """What to say if no step has ended; None if all may be well."""
         if self._updates > 1:
             return (

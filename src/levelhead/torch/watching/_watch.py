@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..._health import GradHealth, Health, Thresholds
-from ..._health.describe import plural
+from ..._health import Finding, GradHealth, Health, Thresholds, findings
+from ..._health.describe import missing_calls, plural
+from ..._health.verdicts import LOUD
 from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
 from ._steps import Steps
-from ._summary import missing_calls, summarise
+from ._summary import summarise
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("levelhead")
 _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
+_PATIENCE = 20  # recorded steps of training before it is said that nothing was logged
+_NO_LOSS = "No loss was logged: alarms are surer with watch.log(loss=loss) at every step."
 
 _NOTHING_SEEN = """\
 levelhead.torch.watch saw no attention call, so it knows nothing of this model. Check that
@@ -55,7 +58,8 @@ class watch:
         call of the model without gradients is a step.
     store: a file for `levelhead report`, or a `levelhead.store.Store`
     sinks: further callables that get each `StepRecord`: levelhead.store.TensorBoard, JsonLines, ...
-    on_alert: called with an `Alert` when a head's verdict turns worse; it is logged either way
+    on_alert: called with an `Alert` when something turns bad, gets worse or, at level "ok", is
+        over; it is logged either way
     gradients: also measure, in backward, how much gradient gets through the softmax
     thresholds: of the verdicts, by name, as for `Health.verdicts`
 
@@ -87,10 +91,12 @@ class watch:
         self._failed: set[int] = set()
         self._on_alert, self._thresholds = on_alert, dict(thresholds or {})
         Thresholds().changed(self._thresholds)  # says at once what is unknown
-        self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on)
+        self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on, self._add)
         self._history: list[StepRecord] = []
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
+        self._trained = 0  # recorded steps
+        self._told_off = False
 
     # ------------------------------------------------------------ what it found
 
@@ -111,8 +117,23 @@ class watch:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The heads that turned worse."""
+        """What turned bad, got worse, or recovered."""
         return [alert for phase in self._steps.shown for alert in phase.alerts]
+
+    def findings(self) -> list[Finding]:
+        """What there is to say now, the worst first: of the model, of layers, of heads.
+
+        >>> import torch, levelhead.torch
+        >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+        >>> with levelhead.torch.watch(model) as seen:
+        ...     _ = model(torch.randn(2, 16, 64))
+        >>> [finding.scope for finding in seen.findings() if finding.is_loud]
+        []
+        """
+        record = self._steps.open_record() or self._newest
+        if record is None:
+            return []
+        return findings(record.evidence, Thresholds().changed(self._thresholds))
 
     @property
     def before_training(self) -> Phase:
@@ -121,12 +142,12 @@ class watch:
 
     @property
     def left_out(self) -> dict[str, int]:
-        """How many calls were heard but not counted: of "evaluation", of "other models"."""
+        """How many calls were seen but not counted: of "evaluation", of "other models"."""
         return dict(+self._steps.left_out)
 
     @property
     def not_understood(self) -> dict[str, int]:
-        """Per module how many calls were heard that could not be followed back to scores."""
+        """Per module how many calls were seen that could not be followed back to scores."""
         return dict(self._steps.not_understood)
 
     def summary(self) -> str:
@@ -134,7 +155,8 @@ class watch:
 
         It speaks of the last recorded step of each layer; `health` has all steps together.
         """
-        return summarise(self._run(), self.calls, self.not_understood)
+        said = summarise(self._run(), self.calls, self.not_understood)
+        return f"{said}\n{_NO_LOSS}" if self._lacks_loss() else said
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
@@ -199,23 +221,57 @@ class watch:
         """End the current step; once it was called, nothing else ends steps."""
         self._steps.end_by_hand()
 
+    def log(self, /, **scalars: Any) -> None:
+        """Keep scalars with the step: `watch.log(loss=loss)`, once per step.
+
+        Numbers, or tensors with one element on any device, which are not waited for unless the
+        step is recorded. After the step has ended and before the next forward they belong to the
+        one that ended. Of several values in a step the last counts. What is no number is told of
+        once and left out: nothing here stops the training.
+        """
+        if self._steps.is_on:
+            self._steps.log(scalars)
+        elif not self._told_off:
+            self._told_off = True
+            _log.warning("watch.log: called while the watch is off; it is left out")
+
     # ------------------------------------------------------------ where it goes
 
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
+        self._trained += record.phase == TRAINING
+        if self._trained == _PATIENCE and self._lacks_loss():
+            _log.info("%s", _NO_LOSS)
         for sink in (*self._own, *self._sinks):
-            try:
-                sink(record)
-            except Exception:  # told once; it must not stop the training
-                if id(sink) not in self._failed:
-                    _log.exception(
-                        "the sink %r failed at step %d; the watch goes on", sink, record.step
-                    )
-                self._failed.add(id(sink))
+            self._call(sink, sink, record.step, record)
         for alert in record.alerts:
-            _log.warning("%s", alert)
-            if self._on_alert is not None:
+            _log.log(logging.WARNING if alert.level in LOUD else logging.INFO, "%s", alert)
+            if self._on_alert is not None and alert.level in LOUD:
                 self._on_alert(alert)
+
+    def _lacks_loss(self) -> bool:
+        return self._trained >= _PATIENCE and not self._steps.scalars.any
+
+    def _add(self, scalars: Mapping[str, float]) -> None:
+        """Add what was logged after the newest record was handed on."""
+        before = self._newest
+        assert before is not None
+        after = replace(before, scalars={**before.scalars, **scalars})
+        self._newest = after
+        if self._history and self._history[-1] is before:
+            self._history[-1] = after
+        for sink in (*self._own, *self._sinks):
+            log = getattr(sink, "log", None)
+            if callable(log):
+                self._call(sink, log, after.step, after.step, scalars, after.phase)
+
+    def _call(self, sink: Any, method: Callable[..., Any], step: int, *given: Any) -> None:
+        try:
+            method(*given)
+        except Exception:  # told once; it must not stop the training
+            if id(sink) not in self._failed:
+                _log.exception("the sink %r failed at step %d; the watch goes on", sink, step)
+            self._failed.add(id(sink))
 
     def _remember(self, record: StepRecord) -> None:
         record = replace(record)  # without what was worked out to judge it, as large again

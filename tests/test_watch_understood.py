@@ -21,7 +21,7 @@ MASK = torch.ones(L, L, dtype=torch.bool).tril()
 
 
 class Run(nn.Module):
-    """A module that does what it is told to."""
+    """A module that does what it is asked to."""
 
     def __init__(self, way):
         super().__init__()
@@ -45,23 +45,23 @@ def scores(q=Q, k=K):
     return q @ k.mT * SCALE
 
 
-# ---------------------------------------------------------------- complete when they meet values
+# ---------------------------------------------------------------- complete when values are weighed
 
 
-def meets_after_much(weights):
+def weighs_after_much(weights):
     weights = F.dropout(weights, 0.1).to(torch.float64).float()
     weights = weights.masked_fill(~MASK, 0) / weights.sum(-1, keepdim=True)
     return weights.view(B * H, L, L).transpose(1, 2).contiguous().transpose(1, 2) @ V.flatten(0, 1)
 
 
-MEETINGS = {
+PRODUCTS = {
     "matmul": lambda w: w @ V,
     "bmm": lambda w: torch.bmm(w.flatten(0, 1), V.flatten(0, 1)),
     "baddbmm": lambda w: torch.baddbmm(torch.zeros(1), w.flatten(0, 1), V.flatten(0, 1)),
     "einsum": lambda w: torch.einsum("bhij,bhjd->bihd", w, V),
     "values first": lambda w: V.mT @ w.mT,
     "multiplied and summed": lambda w: (w.unsqueeze(-1) * V.unsqueeze(2)).sum(3),
-    "after much": meets_after_much,
+    "after much": weighs_after_much,
     "heads mixed by einsum": lambda w: torch.einsum("gh,bhij->bgij", randn(H, H), w) @ V,
     "heads mixed by a layer": lambda w: F.linear(w.movedim(1, -1), randn(H, H)).movedim(-1, 1) @ V,
     "heads mixed by a convolution": lambda w: F.conv2d(w, randn(H, H, 1, 1)) @ V,
@@ -73,13 +73,13 @@ MEETINGS = {
 }
 
 
-@pytest.mark.parametrize("name", MEETINGS)
-def test_weights_that_meet_values_are_a_call(name):
-    seen = watch(lambda: MEETINGS[name](scores().softmax(-1)))
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_weights_of_values_are_a_call(name):
+    seen = watch(lambda: PRODUCTS[name](scores().softmax(-1)))
     assert (seen.calls, seen.not_understood) == (1, {})
 
 
-def test_weights_that_meet_no_values_are_none():
+def test_weights_of_nothing_are_none():
     def way():
         dead = scores().softmax(-1)
         dead.mean(1), dead.argmax(-1), dead.sum(-1), dead @ randn(L), dead.topk(2)
@@ -90,7 +90,7 @@ def test_weights_that_meet_no_values_are_none():
     assert (seen.calls, seen.not_understood) == (0, {})
 
 
-def test_two_softmaxes_that_meet_values_together_are_two_calls():
+def test_two_softmaxes_that_weigh_values_together_are_two_calls():
     seen = watch(lambda: (scores().softmax(-1) - 0.5 * scores(K, Q).softmax(-1)) @ V)
     assert seen.calls == 2
 
@@ -102,10 +102,10 @@ def test_health_is_that_of_the_softmax_whatever_comes_after():
         logits.fill_(7.0)
         return weights @ V
 
-    told = Oracle()
-    told(Q, K, V, MASK)
+    truth = Oracle()
+    truth(Q, K, V, MASK)
     seen = watch(way, inner=True)
-    assert_same_health({"0": seen.health["0"]}, {"0": told.health()[0]})
+    assert_same_health({"0": seen.health["0"]}, {"0": truth.health()[0]})
 
 
 def test_gradients_are_those_of_the_weights_before_anything_is_done_to_them():
@@ -121,14 +121,14 @@ def test_gradients_are_those_of_the_weights_before_anything_is_done_to_them():
     model = Run(by_hand)
     with levelhead.torch.watch(model) as seen:
         step(model)
-    told = Oracle()
+    truth = Oracle()
 
     def explicit(q, k, v):
-        told(q, k, v)
-        return told.calls[0].weights.masked_fill(~mask, 0) * 2 @ v
+        truth(q, k, v)
+        return truth.calls[0].weights.masked_fill(~mask, 0) * 2 @ v
 
     step(explicit)
-    assert_same_gradients(seen.gradients, told.gradients())
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 def held():
@@ -199,9 +199,9 @@ def test_a_sink_on_either_side(name):
     model = nn.Sequential(Run(ONE_SINK[name]))
     with levelhead.torch.watch(model) as seen:
         output = model[0]()
-    told = Oracle()
-    torch.testing.assert_close(told(Q, K, V, sinks=SINKS), output, rtol=1e-5, atol=1e-5)
-    assert_same_health(seen.health, {"0": told.health()[0]})
+    truth = Oracle()
+    torch.testing.assert_close(truth(Q, K, V, sinks=SINKS), output, rtol=1e-5, atol=1e-5)
+    assert_same_health(seen.health, {"0": truth.health()[0]})
     assert (seen.health["0"].null_mass > 0.01).all()
 
 
@@ -217,10 +217,10 @@ def test_gradients_with_a_sink_first():
     model = Run(by_hand)
     with levelhead.torch.watch(model) as seen:
         step(model)
-    told = Oracle()
-    step(lambda q, k, v, sinks: told(q, k, v, sinks=sinks))
-    assert_same_health(seen.health, told.health())
-    assert_same_gradients(seen.gradients, told.gradients())
+    truth = Oracle()
+    step(lambda q, k, v, sinks: truth(q, k, v, sinks=sinks))
+    assert_same_health(seen.health, truth.health())
+    assert_same_gradients(seen.gradients, truth.gradients())
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -252,9 +252,9 @@ def test_several_sinks(first):
 
 def test_a_zero_put_before_the_scores_is_a_sink():
     seen = watch(lambda: F.pad(scores(), (1, 0)).softmax(-1)[..., 1:] @ V, inner=True)
-    told = Oracle()
-    told(Q, K, V, sinks=torch.zeros(H))
-    assert_same_health({"0": seen.health["0"]}, {"0": told.health()[0]})
+    truth = Oracle()
+    truth(Q, K, V, sinks=torch.zeros(H))
+    assert_same_health({"0": seen.health["0"]}, {"0": truth.health()[0]})
 
 
 def test_several_columns_with_values_are_keys_that_were_not_followed():
@@ -274,17 +274,17 @@ def test_joined_scores():
         second = (second + bias[..., 2:]).masked_fill(~MASK[:, 2:], -torch.inf)
         return torch.cat([first, second], -1).softmax(-1) @ V
 
-    told = Oracle()
-    told(Q, K, V, torch.where(MASK, bias, -torch.inf))
+    truth = Oracle()
+    truth(Q, K, V, torch.where(MASK, bias, -torch.inf))
     seen = watch(way, inner=True)
-    assert_same_health({"0": seen.health["0"]}, {"0": told.health()[0]})
+    assert_same_health({"0": seen.health["0"]}, {"0": truth.health()[0]})
     plain = watch(
         lambda: torch.cat([Q @ K[:, :, :2].mT, Q @ K[:, :, 2:].mT], 3).mul(SCALE).softmax(-1) @ V,
         inner=True,
     )
-    told = Oracle()
-    told(Q, K, V)
-    assert_same_health({"0": plain.health["0"]}, {"0": told.health()[0]})
+    truth = Oracle()
+    truth(Q, K, V)
+    assert_same_health({"0": plain.health["0"]}, {"0": truth.health()[0]})
 
 
 @pytest.mark.parametrize("least", [torch.max, torch.maximum, torch.Tensor.max, torch.clamp_min])
@@ -296,10 +296,10 @@ def test_a_least_score(least):
         logits = scores() + torch.where(MASK, 0.0, -torch.inf)
         return least(logits, low).softmax(-1) @ V
 
-    told = Oracle()
-    told(Q, K, V, MASK)
+    truth = Oracle()
+    truth(Q, K, V, MASK)
     seen = watch(way, inner=True)
-    assert_same_health({"0": seen.health["0"]}, {"0": told.health()[0]})
+    assert_same_health({"0": seen.health["0"]}, {"0": truth.health()[0]})
 
 
 def test_projections_by_products_of_their_own():
@@ -312,10 +312,10 @@ def test_projections_by_products_of_their_own():
         logits = torch.einsum("ibhd,jbhd->bhij", q * 0.5 + 0.1, k) * SCALE
         return torch.einsum("bhij,jbhd->ibhd", logits.softmax(3), v)
 
-    heard = []
-    with levelhead.torch.listen(heard.append):
+    calls = []
+    with levelhead.torch.listen(calls.append):
         way()
-    (call,) = heard
+    (call,) = calls
     assert (call.shape, call.dk) == ((B, H, L, L), D)
     assert call.scale == pytest.approx(0.5 * SCALE)
 

@@ -1,0 +1,177 @@
+"""Small tasks of different kinds, learned in a few hundred steps or, by design, never."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ._corpus import LENGTH, WORDS, stories
+
+Ints = NDArray[np.int64]
+Rng = np.random.Generator
+
+
+class Batch(NamedTuple):
+    """Sequences, (n, length, channels), and at each position the right answer, -1 for none."""
+
+    tokens: Ints
+    answers: Ints
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a model is to learn.
+
+    kind:     what it asks of attention
+    tokens:   how many different tokens each channel has; a position shows one of each
+    answers:  how many different answers there are
+    causal:   positions see only what came before
+    draw:     (rng, how many sequences) → a batch; no two are alike
+    """
+
+    kind: str
+    tokens: tuple[int, ...]
+    length: int
+    answers: int
+    causal: bool
+    draw: Callable[[Rng, int], Batch]
+
+
+def _recall(rng: Rng, n: int, pairs: int = 16, asked: int = 8, values: int = 8) -> Batch:
+    """Pairs of a key and a value, then keys whose values are asked for."""
+    keys = rng.permuted(np.tile(np.arange(pairs), (n, 1)), axis=1)
+    held = rng.integers(values, size=(n, pairs))
+    which = rng.integers(pairs, size=(n, asked))
+    tokens = np.stack(
+        [
+            np.concatenate([keys, np.take_along_axis(keys, which, 1)], 1),
+            np.concatenate([held, np.full((n, asked), values)], 1),
+        ],
+        -1,
+    )
+    answers = np.concatenate([np.full((n, pairs), -1), np.take_along_axis(held, which, 1)], 1)
+    return Batch(tokens, answers)
+
+
+def _again(rng: Rng, n: int, backwards: bool = False, words: int = 12, many: int = 14) -> Batch:
+    """Words, a separator, and the same words again, each to be foretold."""
+    said = rng.integers(words, size=(n, many))
+    again = said[:, ::-1] if backwards else said
+    tokens = np.concatenate([said, np.full((n, 1), words), again[:, :-1]], 1)
+    return Batch(tokens[..., None], np.concatenate([np.full((n, many), -1), again], 1))
+
+
+def _language(rng: Rng, n: int) -> Batch:
+    """The stories of the lab, word by word."""
+    words, _ = stories(n, int(rng.integers(2**31)))
+    return Batch(words[:, :-1, None], words[:, 1:])
+
+
+def _match(rng: Rng, n: int, words: int = 20, many: int = 16) -> Batch:
+    """Whether the word of a position is anywhere else."""
+    said = rng.integers(words, size=(n, many))
+    counts = (said[..., None] == said[:, None, :]).sum(-1)
+    return Batch(said[..., None], (counts > 1).astype(np.int64))
+
+
+def _majority(rng: Rng, n: int, words: int = 4, many: int = 24) -> Batch:
+    """The word that is there most often: no position matters more than another."""
+    odds = rng.dirichlet(np.full(words, 2.0), size=n)
+    tokens = (rng.random((n, many, 1)) > odds.cumsum(1)[:, None, :-1]).sum(-1)
+    counts = (tokens[..., None] == np.arange(words)).sum(1)
+    answers = np.full((n, many), -1)
+    answers[:, 0] = counts.argmax(1)
+    return Batch(tokens[..., None], answers)
+
+
+def _noise(rng: Rng, n: int, words: int = 16, many: int = 24) -> Batch:
+    """Nothing can be known."""
+    return Batch(rng.integers(words, size=(n, many, 1)), rng.integers(words, size=(n, many)))
+
+
+def _markov(rng: Rng, n: int, words: int = 6, many: int = 32) -> Batch:
+    """Each sequence has likely transitions of its own, to be learned while it is read."""
+    odds = rng.dirichlet(np.full(words, 0.25), size=(n, words)).cumsum(-1)
+    said = np.empty((n, many + 1), np.int64)
+    said[:, 0] = rng.integers(words, size=n)
+    for at in range(many):
+        chances = odds[np.arange(n), said[:, at]]
+        said[:, at + 1] = (rng.random((n, 1)) > chances[:, :-1]).sum(-1)
+    return Batch(said[:, :-1, None], said[:, 1:])
+
+
+def _sort(rng: Rng, n: int, words: int = 16, many: int = 12) -> Batch:
+    """Position i asks for the i-th smallest word."""
+    said = rng.integers(words, size=(n, many))
+    return Batch(said[..., None], np.sort(said, axis=1))
+
+
+def _pointer(rng: Rng, n: int, words: int = 12, many: int = 24) -> Batch:
+    """Each position says how far back to look, and asks what is there."""
+    said = rng.integers(words, size=(n, many))
+    back = np.minimum(rng.integers(1, 6, size=(n, many)), np.arange(many))
+    found = np.take_along_axis(said, np.arange(many) - back, 1)
+    return Batch(np.stack([said, back], -1), found)
+
+
+def _needle(rng: Rng, n: int, words: int = 10, many: int = 24) -> Batch:
+    """One word is marked, anywhere; the last positions ask for it."""
+    said = rng.integers(words, size=(n, many))
+    marked = np.zeros((n, many), np.int64)
+    place = rng.integers(many - 4, size=n)
+    marked[np.arange(n), place] = 1
+    answers = np.full((n, many), -1)
+    answers[:, -4:] = said[np.arange(n), place][:, None]
+    return Batch(np.stack([said, marked], -1), answers)
+
+
+def _brackets(rng: Rng, n: int, kinds: int = 3, many: int = 24) -> Batch:
+    """Nested brackets; which kind closes is certain, if a position finds its partner."""
+    said = np.zeros((n, many + 1), np.int64)
+    answers = np.full((n, many), -1)
+    for row in range(n):
+        open_ones: list[int] = []
+        for at in range(many + 1):
+            if open_ones and (rng.random() < 0.5 or len(open_ones) > 5):
+                said[row, at] = kinds + open_ones.pop()
+                if at:
+                    answers[row, at - 1] = said[row, at] - kinds
+            else:
+                open_ones.append(int(rng.integers(kinds)))
+                said[row, at] = open_ones[-1]
+    closes = np.zeros_like(answers)
+    closes[answers >= 0] = 1  # a position is told that the next bracket closes
+    return Batch(np.stack([said[:, :-1], closes], -1), answers)
+
+
+def _masked(rng: Rng, n: int, words: int = 8, period: int = 6, many: int = 24) -> Batch:
+    """A motif is repeated; some words are masked, to be filled in from the other copies."""
+    motif = rng.integers(words, size=(n, period))
+    said = np.tile(motif, many // period)
+    hidden = rng.random(said.shape) < 0.25
+    hidden[:, 0] = True
+    return Batch(np.where(hidden, words, said)[..., None], np.where(hidden, said, -1))
+
+
+TASKS: dict[str, Task] = {
+    "recall": Task("looking up", (16, 9), 24, 8, True, _recall),
+    "copy": Task("copying", (13,), 28, 12, True, _again),
+    "stories": Task("language", (len(WORDS),), LENGTH - 1, len(WORDS), True, _language),
+    "match": Task("classification", (20,), 16, 2, False, _match),
+    "noise": Task("noise", (16,), 24, 16, True, _noise),
+    "reverse": Task("copying", (13,), 28, 12, True, lambda rng, n: _again(rng, n, backwards=True)),
+    "majority": Task("classification", (4,), 24, 4, False, _majority),
+    "markov": Task("language", (6,), 32, 6, True, _markov),
+    "sort": Task("sorting", (16,), 12, 16, False, _sort),
+    "pointer": Task("looking up", (12, 6), 24, 12, True, _pointer),
+    "needle": Task("looking up", (10, 2), 24, 10, False, _needle),
+    "brackets": Task("language", (6, 2), 24, 3, True, _brackets),
+    "masked": Task("filling in", (9,), 24, 8, False, _masked),
+}
+
+# The verdicts were tuned without ever looking at these.
+HELD_OUT = ("needle", "brackets", "masked")

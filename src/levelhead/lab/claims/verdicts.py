@@ -1,0 +1,434 @@
+"""Claim 16: the verdicts tell sick runs from healthy ones, before the loss does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._health import Thresholds
+from ..._health.numbers import Spoken
+from .._experiment import Runs
+from .._figures import Array, Figures, table
+from .._plot import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Spec, axis, guide, line, picture
+from .._tasks import HELD_OUT
+
+if TYPE_CHECKING:
+    from ...scaling import ScaleInUse
+    from .._sweep import Setting
+
+CLAIM = 16
+VERSION = 1
+TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
+SAID = """
+Ours: what a watch says of attention while a model trains separates runs that will fail, because of
+their attention, from runs that will end well, and it does so before the loss shows it.
+"""
+DONE = """
+{runs} small transformers were trained for {steps} steps on {tasks} tasks (looking up, copying,
+language, classification, sorting, noise that nothing can learn), with LayerNorm before, after or
+beside, three optimisers, learning rates over a factor of 50, warm-up, schedules, four scale rules,
+QK-norm, dropout, and faults that begin in the middle. Outcome alone says how a run ended: its
+final loss against the median of sound runs of the same task; a run that is behind by more than
+{failed:.0%} of what they gained has failed, unless it gets there in {longer} times the steps, which
+makes it slow. A failure counts as attention's if the same run with the right scale or with QK-norm
+ends well. The rules were tuned on other runs, of other seeds; {held_out} runs are of three tasks
+and one architecture that were held out. They were looked at once, half done: the rules changed then
+(alarms wait while the loss falls; models that stay flat are told), so they are not wholly blind. An
+alarm is a warning or worse, raised
+with the loss logged and every {every} steps recorded.
+"""
+FOUND = """
+On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
+alarm ({held_false_rate:.1%}; 95 % interval {held_false_low:.0%} to {held_false_high:.0%}), and
+{held_caught} of {held_sick} runs that failed because of attention did ({held_recall:.0%}; interval
+{held_recall_low:.0%} to {held_recall_high:.0%}), half of them at least {held_lead:.0f} steps before
+the loss left the healthy path (quartiles {held_lead_low:.0f} and {held_lead_high:.0f}). On the
+tasks that were tuned on, with new seeds, it is {tuned_false} of {tuned_well}, {tuned_caught} of
+{tuned_sick}, and {tuned_lead:.0f} steps. That is {per_steps:.1f} false alarms in 10,000 steps. Of
+{other} failures with another cause {other_alarmed} raised an alarm. {baselines}
+"""
+LIMITS = """
+These are models of one to three layers and some hundred steps, in float32 on a CPU. Of the false
+alarms {noise} are on noise, where nothing can be learned and a sharp head harms nothing, and
+{harmless} followed an injected fault that did no harm within the run. Sudden faults give no lead:
+the loss jumps with them. Many models without a scale learn in the end, and raise an alarm before
+they do; models that are flat because their scale is too small are told only after 200 steps, as
+many recover. What a threshold of this study is worth for a model of a
+billion parameters, nobody has measured.
+"""
+NEEDS = ("torch",)
+SHOW = ("summary", "baselines")
+SEEDS = {"tiny": 1, "quick": 1, "full": 1}
+SECONDS = {"tiny": 3.0, "quick": 18.0, "full": 4500.0}
+
+TUNED = (
+    *("recall", "copy", "stories", "match", "noise"),
+    *("reverse", "majority", "markov", "sort", "pointer"),
+)
+NEW_NORM, ON = "parallel", ("recall", "stories", "match")  # the architecture that was held out
+SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {"steps": 12, "tuned": ("copy",), "held_out": HELD_OUT[:1], "new_on": (), "count": 9},
+    "quick": {"steps": 60, "tuned": ("copy",), "held_out": HELD_OUT[:1], "new_on": (), "count": 10},
+    "full": {"steps": 400, "tuned": TUNED, "held_out": HELD_OUT, "new_on": ON, "count": 24},
+}
+# How many trainings a full run makes: all settings, and about as many again to find causes.
+PIECES = {"full": 16 * 24 + 250}
+EVERY = 10
+FALSE, RECALL, LEAD = 0.05, 0.9, 30  # what the claim means
+LIMITS_OF = {
+    "largest_score": (20.0, 50.0, 100.0, 300.0, 1000.0),
+    "entropy_ratio": (0.05, 0.1, 0.2, 0.3, 0.5),
+    "gradient_norm": (2.0, 3.0, 5.0, 10.0, 30.0),
+}
+NAMES = {
+    "verdicts": "these verdicts",
+    "head": "fixed thresholds for a head",
+    "largest_score": "largest score",
+    "entropy_ratio": "mean entropy",
+    "gradient_norm": "gradient norm",
+}
+COLOURS = dict(zip(NAMES, (BLUE, PURPLE, RED, ORANGE, GREEN), strict=True))
+SHARP = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)  # of the typical entropy ratio, for the curve
+
+
+def train(setting: Setting, recorded: bool = True) -> dict[str, Any]:
+    """One training; without a record only its loss is kept."""
+    from .. import _sweep  # noqa: PLC0415 - imports PyTorch
+    from .._outcomes import keep  # noqa: PLC0415
+
+    kept = keep(_sweep.train(setting, recorded))
+    return kept if recorded else {"loss": kept["loss"]}
+
+
+def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
+    """Part ("tuned" or "held out") and the settings of a task, sound ones first."""
+    from .. import _sweep  # noqa: PLC0415
+
+    sizes = SIZES[size]
+    seed, steps, count = 7000 + 1000 * seed, sizes["steps"], sizes["count"]
+    both, new = ("pre", "post"), (NEW_NORM, NEW_NORM)
+    return [
+        *(
+            ("tuned", _sweep.settings(t, count, seed, steps=steps, norms=both))
+            for t in sizes["tuned"]
+        ),
+        *(
+            ("held out", _sweep.settings(t, count, seed, steps=steps, norms=(*both, NEW_NORM)))
+            for t in sizes["held_out"]
+        ),
+        *(
+            ("held out", _sweep.settings(t, count, seed + 500, steps=steps, norms=new))
+            for t in sizes["new_on"]
+        ),
+    ]
+
+
+def measure(size: str, seed: int) -> Figures:
+    """Train them all; then how each ended, why, and who raised an alarm."""
+    from .._outcomes import by_course, described, ending, path_of, scale_of  # noqa: PLC0415
+
+    def again(setting: Setting) -> dict[str, Any]:
+        return train(setting, recorded=False)
+
+    rows: list[dict[str, Any]] = []
+    curves = []
+    for part, chosen in settings(size, seed):
+        kept = [train(setting) for setting in chosen]
+        path = path_of([each["loss"] for each in kept])
+        for setting, each in zip(chosen, kept, strict=True):
+            ended, cause = ending(setting, each["loss"], path, again)
+            scale = scale_of(setting)
+            alarm, name = by_course(each, scale, EVERY)
+            left = path.left_at(each["loss"]) if ended == "failed" else None
+            rows.append(
+                {
+                    **{"part": part, "task": setting.task, "setting": described(setting)},
+                    **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
+                    **{"behind": path.behind(each["loss"]), "alarm": alarm, "alarm_name": name},
+                    "alarm_every_1": by_course(each, scale, 1)[0],
+                    "alarm_every_50": by_course(each, scale, 50)[0],
+                    **_others(each, scale),
+                }
+            )
+            curves.append((setting, each, path.median))
+    runs = table(rows)
+    return {
+        **{"runs": runs, "summary": table(_summaries(runs)), "baselines": table(_baselines(runs))},
+        **{"examples": table(_examples(rows, curves)), "steps": SIZES[size]["steps"]},
+    }
+
+
+def _others(kept: dict[str, Any], scale: ScaleInUse) -> dict[str, int | None]:
+    """When the baselines would have raised an alarm, by their limits."""
+    from .._outcomes import by_course, by_gradient_norm, by_head, by_statistic  # noqa: PLC0415
+
+    found: dict[str, int | None] = {"head": by_head(kept, EVERY)[0]}
+    for name, limits in LIMITS_OF.items():
+        alarms = (
+            by_gradient_norm(kept, limits)
+            if name == "gradient_norm"
+            else by_statistic(kept, EVERY, name, limits)
+        )
+        found |= {f"{name} {at:g}": step for at, (step, _) in zip(limits, alarms, strict=True)}
+    for sharp in SHARP:
+        changed = replace(Thresholds(), sharp_typical=sharp)
+        found[f"verdicts {sharp:g}"] = by_course(kept, scale, EVERY, changed)[0]
+    return found
+
+
+# ---------------------------------------------------------------- counting
+
+
+def _score(runs: dict[str, Any], alarm: str, part: str = "") -> dict[str, Any]:
+    """False alarms, recall and lead of one kind of alarm."""
+    ended, cause = np.array(runs["ended"]), np.array(runs["cause"])
+    raised = np.array([step is not None for step in runs[alarm]])
+    here = np.array(runs["part"]) == part if part else np.full(len(ended), True)
+    well = here & np.isin(ended, ("healthy", "slow"))
+    sick = here & (cause == "attention")
+    lead = [
+        left - step
+        for left, step, one in zip(runs["left"], runs[alarm], sick, strict=True)
+        if one and left is not None and step is not None
+    ]
+    quartiles = np.quantile(lead, (0.25, 0.5, 0.75)) if lead else np.full(3, np.nan)
+    return {
+        **{"well": int(well.sum()), "false": int((well & raised).sum())},
+        **{"sick": int(sick.sum()), "caught": int((sick & raised).sum())},
+        **{"lead_low": quartiles[0], "lead": quartiles[1], "lead_high": quartiles[2]},
+    }
+
+
+def _summaries(runs: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"part": part or "all", "recorded_every": every} | _score(runs, alarm, part)
+        for part in ("tuned", "held out", "")
+        for every, alarm in ((1, "alarm_every_1"), (EVERY, "alarm"), (50, "alarm_every_50"))
+    ]
+
+
+def _baselines(runs: dict[str, Any]) -> list[dict[str, Any]]:
+    """False alarms against recall, by kind of alarm and limit, on all runs."""
+    kinds = [("verdicts", f"verdicts {at:g}", at) for at in SHARP]
+    kinds.append(("head", "head", 0.0))
+    kinds += [(name, f"{name} {at:g}", at) for name, limits in LIMITS_OF.items() for at in limits]
+    return [{"alarm": kind, "limit": at} | _score(runs, column) for kind, column, at in kinds]
+
+
+def _examples(
+    rows: Sequence[dict[str, Any]], curves: Sequence[tuple[Any, dict[str, Any], Array]]
+) -> list[dict[str, Any]]:
+    """The course of a run that was caught early, of a false alarm and of a miss."""
+    from .._outcomes import moments, smoothed  # noqa: PLC0415
+
+    def lead(place: int) -> float:
+        row = rows[place]
+        known = row["left"] is not None and row["alarm"] is not None
+        return float(row["left"] - row["alarm"]) if known else -np.inf
+
+    sick = [at for at, row in enumerate(rows) if row["cause"] == "attention"]
+    well = [at for at, row in enumerate(rows) if row["ended"] in ("healthy", "slow")]
+    caught = sorted((at for at in sick if rows[at]["alarm"] is not None), key=lead)
+    chosen = {
+        "caught early": caught[3 * len(caught) // 4 :][:1],
+        "false alarm": [at for at in well if rows[at]["alarm"] is not None][:1],
+        "missed": [at for at in sick if rows[at]["alarm"] is None][:1],
+    }
+    found = []
+    for kind, places in chosen.items():
+        for place in places:
+            _, kept, median = curves[place]
+            loss = smoothed(kept["loss"])
+            for step, evidence, _ in moments(kept, EVERY):
+                entropy = [part.entropy_ratio for part in evidence.health.values()]
+                found.append(
+                    {
+                        **{"kind": kind, "run": place, "step": step, "loss": float(loss[step])},
+                        "healthy_loss": float(median[step]),
+                        "entropy": float(np.nanmedian(np.concatenate(entropy))),
+                    }
+                )
+    return found or [
+        {"kind": "", "run": 0, "step": 0, "loss": 0.0, "healthy_loss": 0.0, "entropy": 0.0}
+    ]
+
+
+def interval(hits: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share.
+
+    >>> [round(x, 3) for x in interval(1, 50)]
+    [0.004, 0.105]
+    """
+    if not of:
+        return 0.0, 1.0
+    z, share = 1.96, hits / of
+    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
+    half = z / (1 + z * z / of) * np.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return float(max(middle - half, 0.0)), float(min(middle + half, 1.0))
+
+
+def numbers(runs: Runs) -> dict[str, Any]:
+    """What the text quotes."""
+    from .._outcomes import FAILED, PATIENCE  # noqa: PLC0415
+
+    all_runs, steps = runs[0]["runs"], runs[0]["steps"]
+    ended, faults = np.array(all_runs["ended"]), np.array(all_runs["fault"])
+    raised = np.array([step is not None for step in all_runs["alarm"]])
+    false = np.isin(ended, ("healthy", "slow")) & raised
+    noise = np.array(all_runs["task"]) == "noise"
+    other = np.array(all_runs["cause"]) == "other"
+    found: dict[str, Any] = {
+        **{"runs": len(ended), "steps": steps, "tasks": len(set(all_runs["task"]))},
+        **{"failed": FAILED, "longer": PATIENCE + 1, "every": EVERY},
+        "held_out": sum(part == "held out" for part in all_runs["part"]),
+        **{"noise": int((false & noise).sum()), "other": int(other.sum())},
+        "harmless": int((false & ~noise & (faults != "")).sum()),
+        "other_alarmed": int((other & raised).sum()),
+        "per_steps": 1e4 * false.sum() / max(np.isin(ended, ("healthy", "slow")).sum() * steps, 1),
+        "baselines": _against(runs[0]["baselines"]),
+    }
+    for short, part in (("held", "held out"), ("tuned", "tuned")):
+        score = _score(all_runs, "alarm", part)
+        found |= {f"{short}_{name}": Spoken(value) for name, value in score.items()}
+        for name, hits, of in (("false_rate", "false", "well"), ("recall", "caught", "sick")):
+            low, high = interval(score[hits], score[of])
+            found[f"{short}_{name}"] = score[hits] / max(score[of], 1)
+            stem = name.removesuffix("_rate")
+            found |= {f"{short}_{stem}_low": low, f"{short}_{stem}_high": high}
+    return found
+
+
+def _against(baselines: dict[str, Any]) -> str:
+    """Each baseline at the limit that does best, in words."""
+    rows = [dict(zip(baselines, row, strict=True)) for row in zip(*baselines.values(), strict=True)]
+    said = []
+    for kind, name in NAMES.items():
+        mine = [row for row in rows if row["alarm"] == kind]
+        if kind == "verdicts" or not mine:
+            continue
+
+        def merit(row: dict[str, Any]) -> float:
+            caught, false = row["caught"] / max(row["sick"], 1), row["false"] / max(row["well"], 1)
+            return float(caught - false)
+
+        best = max(mine, key=merit)
+        limit = "" if kind == "head" else f" at {best['limit']:g}"
+        said.append(
+            f"{name}{limit} raises {best['false'] / max(best['well'], 1):.0%} false alarms and "
+            f"catches {best['caught'] / max(best['sick'], 1):.0%}"
+        )
+    return "On all runs, each at its best limit: " + "; ".join(said) + "."
+
+
+def verdict(runs: Runs) -> tuple[str, str]:
+    """Holds if the held-out runs reach all three bars; partly true if they reach one of them."""
+    found = numbers(runs)
+    if not found["held_well"] or not found["held_sick"]:
+        return "does not hold", "no held-out run ended well, or none failed because of attention."
+    reached = (
+        found["held_false_rate"] <= FALSE,
+        found["held_recall"] >= RECALL,
+        bool(found["held_lead"] >= LEAD),
+    )
+    why = (
+        f"on held-out tasks and architecture {found['held_false_rate']:.1%} of "
+        f"{found['held_well']} runs that ended well raised an alarm (at most {FALSE:.0%} was "
+        f"asked for), "
+        f"{found['held_recall']:.0%} of {found['held_sick']} runs that attention made fail did (at "
+        f"least {RECALL:.0%}), half of them {found['held_lead']:.0f} steps or more before the loss "
+        f"left the healthy path (at least {LEAD})."
+    )
+    return ("holds" if all(reached) else "holds partly" if any(reached) else "does not hold"), why
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def plot(runs: Runs) -> list[Spec]:
+    """False alarms against recall; lead times; three runs."""
+    return [_roc(runs[0]["baselines"]), _leads(runs[0]["runs"]), *_courses(runs[0])]
+
+
+def _roc(baselines: dict[str, Any]) -> Spec:
+    columns = {name: np.array(column) for name, column in baselines.items()}
+    lines = []
+    for kind, name in NAMES.items():
+        mine = columns["alarm"] == kind
+        false = columns["false"][mine] / np.maximum(columns["well"][mine], 1)
+        caught = columns["caught"][mine] / np.maximum(columns["sick"][mine], 1)
+        order = np.argsort(false)
+        text = [f"{name}, limit {limit:g}" for limit in columns["limit"][mine][order]]
+        lines.append(line(name, false[order], caught[order], COLOURS[kind], text=text))
+    share: dict[str, Any] = {"tickformat": ".0%", "range": [-0.02, 1.02]}
+    return picture(
+        "False alarms against runs caught",
+        lines,
+        axis("runs that ended well, with an alarm", **share),
+        axis("runs that failed, caught", **share),
+    )
+
+
+def _leads(runs: dict[str, Any]) -> Spec:
+    leads = [
+        left - alarm
+        for left, alarm, cause in zip(runs["left"], runs["alarm"], runs["cause"], strict=True)
+        if cause == "attention" and left is not None and alarm is not None
+    ]
+    bars = {
+        **{"type": "histogram", "x": leads, "marker": {"color": BLUE}, "name": "runs"},
+        "xbins": {"start": -100, "end": 400, "size": 25},
+    }
+    return picture(
+        "How long before the loss the alarm came", [bars], axis("steps of lead"), axis("runs")
+    )
+
+
+def _courses(figures: Figures) -> list[Spec]:
+    examples = {name: np.array(column) for name, column in figures["examples"].items()}
+    charts = []
+    for kind in ("caught early", "false alarm", "missed"):
+        mine = examples["kind"] == kind
+        if not mine.any():
+            continue
+        run, steps = int(examples["run"][mine][0]), examples["step"][mine]
+        of = {name: column[run] for name, column in figures["runs"].items()}
+        loss, healthy = examples["loss"][mine], examples["healthy_loss"][mine]
+        data = [
+            line("loss", steps, loss, RED, mode="lines"),
+            guide("healthy runs", steps, healthy),
+            line("entropy ratio", steps, examples["entropy"][mine], BLUE, mode="lines", yaxis="y2"),
+        ]
+        top = float(max(loss.max(), healthy.max()))
+        for name, colour, step in (
+            ("alarm", ORANGE, of["alarm"]),
+            ("loss leaves", GREY, of["left"]),
+        ):
+            if step is not None:
+                data.append(
+                    line(
+                        name,
+                        [step, step],
+                        np.array([0.0, top]),
+                        colour,
+                        mode="lines",
+                        line={"dash": "dash"},
+                    )
+                )
+        charts.append(
+            picture(
+                f"{kind.capitalize()}: {of['task']}, {of['setting']}",
+                data,
+                axis("step"),
+                axis("loss", rangemode="tozero"),
+                yaxis2={
+                    "overlaying": "y",
+                    "side": "right",
+                    "range": [0, 1.02],
+                    "title": {"text": "entropy ratio"},
+                },
+            )
+        )
+    return charts

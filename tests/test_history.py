@@ -1,0 +1,343 @@
+"""What the course of a training says: the loss, trends, many heads at once."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from levelhead._health import Evidence, Health, History, Thresholds
+from levelhead._health.history import Loss, Trend
+from levelhead._health.judge import Heads
+from levelhead._health.statistics import statistics_of
+
+AT = Thresholds()
+CALM = {"entropy_ratio": 0.8, "saturated": 0.0}
+SHARP = {"entropy_ratio": 0.1, "saturated": 0.6}
+COLUMNS = {each.column: each for each in statistics_of(Health).values() if each.column}
+
+
+def head(**fields):
+    """Sums of one head of 10 rows with 16 keys."""
+    given = {"score_max": 3.0, "score_min": -3.0, "effective_keys": 7.0, "signal": 0.5} | fields
+    given |= {"rows": 10, "finite_rows": 10, "choice_rows": 10, "widest_row": 16}
+    given |= {"pairs": 160, "score_count": 160, "pattern_sequences": 1} | fields
+    rows = {"choice_rows": 10, "finite_rows": 10}
+    return [
+        given.get(name, 0.0) * (rows.get(each.over, 1) if each.merge == "sum" else 1)
+        for name, each in COLUMNS.items()
+    ]
+
+
+def heads(*many, **layers):
+    layers = layers or {"a": many}
+    health = {
+        name: Health.from_sums([head(**one) for one in part]) for name, part in layers.items()
+    }
+    return Heads(Evidence(health, course=()), AT)
+
+
+def course(history, steps, seen, loss=None):
+    """What is found at each step; `seen` and `loss` may be functions of it."""
+    found = []
+    for step in steps:
+        now = seen(step) if callable(seen) else seen
+        history.observe(step, now, loss(step) if callable(loss) else loss)
+        found.append([(each.scope, each.name, each.level) for each in history.findings])
+    return found
+
+
+def first(found):
+    return next((place for place, now in enumerate(found) if now), None)
+
+
+# ---------------------------------------------------------------- the loss
+
+
+@pytest.mark.parametrize("bad", [None, math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_passed_over(bad):
+    loss = Loss()
+    loss.add(0, bad)
+    assert not loss.is_known
+    for step in range(1, 20):
+        loss.add(step, bad if step % 3 else 2.0)
+    assert loss.start == loss.now == loss.best == 2.0
+
+
+def test_what_was_learned_and_lost_again():
+    loss = Loss()
+    for step in range(300):
+        loss.add(step, 4.0 if step < 5 else 1.0)
+    assert loss.start == 4.0 and loss.now == pytest.approx(1.0, abs=1e-3)
+    assert loss.learned == pytest.approx(0.75, abs=1e-3)
+    assert loss.lost == 0.0 and not loss.is_falling
+    for step in range(300, 400):
+        loss.add(step, 2.5)
+    assert loss.lost == pytest.approx(0.5, abs=1e-3) and loss.best < 1.01
+    assert loss.learned == pytest.approx(0.375, abs=1e-3)
+
+
+def test_a_loss_that_falls_is_falling():
+    loss = Loss()
+    for step in range(50):
+        loss.add(step, 4.0 - 0.02 * step)
+    assert loss.is_falling
+
+
+def test_a_loss_below_zero_is_learned_when_it_falls():
+    loss = Loss()
+    for step in range(100):
+        loss.add(step, -1.0 if step < 5 else -3.0)
+    assert loss.learned == pytest.approx(2.0, abs=1e-2) and loss.lost == 0.0
+
+
+@pytest.mark.parametrize("every", [1, 7, 50])
+def test_the_loss_is_averaged_over_steps_not_records(every):
+    loss = Loss()
+    for step in range(0, 351, every):
+        loss.add(step, 4.0 if step < 5 else 1.0)
+    assert loss.now == pytest.approx(1.0, abs=1e-3) and loss.start == 4.0
+
+
+def test_the_start_of_the_loss_stays_when_steps_go_back():
+    loss = Loss()
+    for step in range(50):
+        loss.add(step, 4.0 if step < 5 else 1.0)
+    for step in range(50):
+        loss.add(step, 1.0)
+    assert loss.start == 4.0
+
+
+# ---------------------------------------------------------------- trends
+
+
+@pytest.mark.parametrize("every", [1, 3, 10, 50])
+@pytest.mark.parametrize("doubles", [20, 200])
+def test_exponential_growth_is_foretold(every, doubles):
+    trend, steps = Trend(2), range(0, 40 * every, every)
+    for step in steps:
+        trend.add(step, np.array([2 ** (step / doubles), 5.0]))
+    growing, steady = trend.steps_until(1000.0)
+    assert growing == pytest.approx(max(math.log2(1000) * doubles - steps[-1], 0.0), abs=2)
+    assert steady > 1e9
+
+
+def test_scores_that_are_not_there_do_not_bend_the_line():
+    trend = Trend(1)
+    for step in range(40):
+        trend.add(step, np.array([math.nan if step % 4 == 1 else 2 ** (step / 10)]))
+    assert trend.steps_until(1000.0)[0] == pytest.approx(10 * math.log2(1000) - 39, abs=2)
+
+
+def test_a_few_records_make_no_trend():
+    trend = Trend(1)
+    for step in range(5):
+        trend.add(step, np.array([100.0 * 2**step]))
+        assert trend.steps_until(1e9)[0] == math.inf
+
+
+def growing(step):
+    return heads({"score_max": 10 * 2 ** (step / 10)}, {})
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_growing_scores_are_told_before_they_explode(every):
+    history, steps = History(AT), range(0, 65, every)
+    found = course(history, steps, growing, loss=2.0)
+    place = first(found)
+    assert found[place] == [("head", "exploding", "warning")]
+    # 100 is passed at step 33, 1,000 at step 66; the patience is 10 steps.
+    assert 34 + AT.patience <= steps[place] <= 34 + AT.patience + 2 * every
+    (finding,) = history.findings
+    assert (finding.layer, finding.head) == ("a", 0)
+    told = finding.forecast.removeprefix("At this rate 1,000 at about step ")
+    assert int(told) == pytest.approx(66, abs=3)
+
+
+def test_growing_scores_are_information_while_the_loss_is_fine():
+    def falls(step):
+        return 4.0 * 0.9**step
+
+    history = History(AT)
+    found = course(history, range(60), growing, falls)
+    assert {each for now in found for each in now} == {("head", "exploding", "info")}
+    assert history.findings[0].benign == "the loss has not suffered so far"
+
+
+def test_large_and_steady_is_no_finding():
+    assert first(course(History(AT), range(200), heads({"score_max": 900.0}), 2.0)) is None
+
+
+def test_a_layer_that_takes_part_in_some_steps_has_a_trend_in_steps():
+    def seen(step):
+        return heads(a=[{}], b=[{"score_max": 10 * 2 ** (step / 10)}]) if step % 3 else heads({})
+
+    history = History(AT)
+    course(history, range(60), seen, 2.0)
+    (finding,) = history.findings
+    assert finding.layer == "b"
+    assert int(finding.forecast.rpartition(" ")[2].replace(",", "")) == pytest.approx(66, abs=3)
+
+
+# ---------------------------------------------------------------- many heads at once
+
+
+@pytest.mark.parametrize("every", [1, 4, 25])
+def test_sharp_before_learning_is_told_within_the_patience(every):
+    history, steps = History(AT), range(0, 200, every)
+    found = course(history, steps, heads(SHARP, SHARP, SHARP, CALM), 2.0)
+    assert found[-1] == [("model", "saturated", "warning")]
+    assert steps[first(found)] < AT.patience + every
+    (finding,) = history.findings
+    assert (finding.since, finding.heads) == (0, 3)
+    assert finding.reason == "3 of 4 heads are sharp, and the loss has fallen by 0% only"
+
+
+def learns(step):
+    return 4.0 if step < 20 else 0.5
+
+
+def turns(step):
+    return heads(*[SHARP if step >= 60 else CALM] * 4)
+
+
+def test_sharp_after_learning_is_what_learning_made():
+    assert first(course(History(AT), range(300), turns, learns)) is None
+
+
+def test_sharp_without_learning_is_told_when_it_happens():
+    history = History(AT)
+    found = course(history, range(100), turns, 4.0)
+    assert 60 <= first(found) <= 60 + AT.patience
+    assert found[first(found)] == [("model", "collapsing", "warning")]
+    assert history.findings[0].since == 60
+
+
+def test_collapse_with_a_loss_that_is_lost_again():
+    def loss(step):
+        return learns(step) if step < 60 else 3.0
+
+    history = History(AT)
+    found = course(history, range(100), turns, loss)
+    assert 60 <= first(found) <= 60 + AT.patience
+    assert found[first(found)] == [("model", "collapsing", "warning")]
+
+
+def test_half_of_the_heads_are_needed_or_a_whole_layer():
+    some = heads(a=[SHARP, CALM], b=[CALM, CALM], c=[CALM, CALM])
+    assert first(course(History(AT), range(50), some, 2.0)) is None
+    layer = heads(a=[CALM, CALM], b=[SHARP, SHARP], c=[CALM, CALM])
+    history = History(AT)
+    assert course(history, range(50), layer, 2.0)[-1] == [("layer", "saturated", "warning")]
+    assert history.findings[0].layer == "b"
+
+
+def test_sharp_heads_with_a_benign_pattern_do_not_count():
+    excused = SHARP | {"previous_weight": 0.9}
+    assert first(course(History(AT), range(50), heads(*[excused] * 4), 2.0)) is None
+
+
+def test_without_a_loss_only_what_was_so_from_the_start_is_told():
+    found = course(History(AT), range(50), heads(*[SHARP] * 4))
+    assert found[-1] == [("model", "saturated", "warning")]
+    assert first(course(History(AT), range(150), turns)) is None
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
+def test_a_loss_that_is_no_number_is_no_loss(loss):
+    found = course(History(AT), range(50), heads(*[SHARP] * 4), loss)
+    assert found[-1] == [("model", "saturated", "warning")]
+
+
+def test_a_model_that_does_not_train_is_not_judged_by_its_learning():
+    assert first(course(History(AT, trains=False), range(50), heads(*[SHARP] * 4))) is None
+    exploding = heads({"score_max": 2e3})
+    assert course(History(AT, trains=False), [0], exploding) == [[("head", "exploding", "error")]]
+
+
+def test_what_is_over_is_forgotten_after_the_patience():
+    history = History(AT)
+    course(history, range(30), heads(*[SHARP] * 4), 2.0)
+    found = course(history, range(30, 60), heads(*[CALM] * 4), 2.0)
+    assert [bool(now) for now in found] == [True] * 9 + [False] * 21
+    # Whatever else is found meanwhile.
+    history = History(AT)
+    course(history, range(30), heads(*[SHARP] * 4), 2.0)
+    found = course(history, range(30, 60), heads({"score_max": 2e3}, *[CALM] * 3), 2.0)
+    assert [len(now) for now in found] == [2] * 9 + [1] * 21
+
+
+# ---------------------------------------------------------------- odd runs
+
+
+def test_gaps_between_steps():
+    found = course(History(AT), [0, 1, 2, 500, 501, 10_000], heads(*[SHARP] * 4), 2.0)
+    assert first(found) == 3
+
+
+def test_a_run_that_goes_back_to_a_checkpoint():
+    sick, well = heads(*[SHARP] * 4), heads(*[CALM] * 4)
+    history = History(AT)
+    course(history, range(1000, 1030), sick, 2.0)
+    assert history.findings
+    found = course(history, range(500, 530), well, 2.0)
+    assert not found[-1] and first(found[::-1]) >= 15  # it ends as soon as elsewhere
+    found = course(history, range(100, 130), sick, 2.0)
+    assert found[-1] and first(found) <= AT.patience + 1
+    assert history.findings[0].since == 100
+
+
+def test_a_step_that_comes_twice():
+    found = course(History(AT), [5] * 40, heads(*[SHARP] * 4), 2.0)
+    assert found[-1] == [("model", "saturated", "warning")]
+
+
+def test_heads_and_layers_may_change():
+    history = History(AT)
+    models = [
+        heads(a=[CALM] * 2),
+        heads(a=[CALM] * 3, b=[SHARP]),
+        heads(b=[CALM] * 4),
+        heads(c=[{"nonfinite_rows": 1}, {"widest_row": 3}]),
+        heads(a=[{"score_max": 500.0}] * 2, b=[CALM], d=[{"choice_rows": 0, "widest_row": 1}]),
+        Heads(Evidence({}, course=()), AT),
+    ]
+    for step in range(120):
+        history.observe(step, models[step % len(models)], 2.0)
+    assert {finding.name for finding in history.findings} == {"nonfinite"}
+
+
+def test_the_last_layer_to_grow_is_foretold_though_another_joins():
+    def seen(step):
+        return heads(
+            a=[{"score_max": 10 * 2 ** (step / 10)}], **({"b": [CALM]} if step > 40 else {})
+        )
+
+    history = History(AT)
+    course(history, range(60), seen, 2.0)
+    assert [(each.layer, each.name) for each in history.findings] == [("a", "exploding")]
+
+
+def test_a_long_run_takes_no_more_memory_than_a_short_one():
+    """The state, down to its last object."""
+    history = History(AT)
+    sick, well = heads(*[SHARP] * 4, {"score_max": 500.0}), heads(*[CALM] * 4, {"score_max": 2e3})
+    sizes = []
+    for step in range(100_000):
+        history.observe(step, sick if step // 100 % 2 else well, 2.0 + step % 7)
+        if step in (1_000, 9_000, 99_000):
+            sizes.append(size_of(history, set()))
+    assert max(sizes) - min(sizes) < 2_000, sizes
+
+
+def size_of(thing, seen):
+    if id(thing) in seen or isinstance(thing, (type, Thresholds)):
+        return 0
+    seen.add(id(thing))
+    size = sys.getsizeof(thing)
+    if isinstance(thing, np.ndarray):
+        return size
+    parts = [*thing, *thing.values()] if isinstance(thing, dict) else []
+    parts += [*thing] if isinstance(thing, (list, tuple)) else []
+    parts += vars(thing).values() if hasattr(thing, "__dict__") else []
+    return size + sum(size_of(part, seen) for part in parts)
