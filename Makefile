@@ -23,7 +23,7 @@ SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc src -name '*.cpp' -o 
              -o -path '*/assets/*' -o -path '*/explore/data/*')
 # What depends on the instruction set, and runs on each.
 ENGINE_TESTS := $(addprefix tests/test_,$(addsuffix .py,attention backward errors health_engine \
-  import interop isa multihead numerics rivals semantics threads torch))
+  import interop isa multihead numerics patterns rivals semantics threads torch))
 
 define write_stub
 $(RUN) -m nanobind.stubgen -q -m levelhead._engine -o $(1) && $(VENV)/bin/ruff format -q $(1)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 PATTERN_ROWS = 64
 PATTERN_KEYS = 8  # a row that sees fewer shows no pattern: some key must get much
-# Long rows are fewer, so that the weights of all take no more room than the keys do.
+# Long rows are fewer, so that the weights of a head take no more than a megabyte or so.
 PATTERN_WEIGHTS = 1 << 18
 PATTERN_LEAST_ROWS = 8
 
