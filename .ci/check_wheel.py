@@ -30,11 +30,11 @@ print(f"{lh.cpu_info()['isa']}: {len(result.health.verdicts())} heads, error {er
 
 def environment(bin_folder: Path) -> dict[str, str]:
     """The variables of this process, with a path on which there is nothing but the environment."""
-    ours = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LD_", "LEVELHEAD_"))}
-    path = str(bin_folder)
-    found = [name for name in COMPILERS if shutil.which(name, path=path)]
+    found = [name for name in COMPILERS if shutil.which(name, path=str(bin_folder))]
     assert not found, f"the environment is not empty: {found}"
-    return {**ours, "PATH": path}
+    leave = ("PYTHON", "LD_", "LEVELHEAD_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(leave)}
+    return {**kept, "PATH": str(bin_folder)}
 
 
 def main(wheel: str, *extras: str) -> None:
@@ -52,7 +52,7 @@ def main(wheel: str, *extras: str) -> None:
             subprocess.run(command, cwd=room, env={**variables, **more}, check=True)
 
         what = f"{file}[{','.join(extras)}]" if extras else str(file)
-        print(f"installing {Path(what).name} in an empty environment without a compiler", flush=True)
+        print(f"installing {Path(what).name} where there is no compiler", flush=True)
         pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-qq")
         pinned = ("--no-compile", "--only-binary", ":all:", "--constraint", constraints)
         run(*pip, "--python", env / "bin/python", "install", *pinned, what)
