@@ -154,5 +154,5 @@ def test_the_words_are_explained_with_the_thresholds_in_use():
     assert {"saturated", "signal", "survival", "sink"} <= set(words)
     assert f"more than {Thresholds().sink} of its weight on the first key" in words["sink"]
     assert Thresholds().saturated == 0.5 and "more than half of its rows" in words["saturated"]
-    first = README.index("**Four words.**")
+    first = README.index("## Four words")
     assert not re.search(r"\b(signal|sink|survival|saturated)\b", README[:first])
