@@ -43,7 +43,7 @@ wheel: $(VENV)/.wheeltools ## a wheel in dist/ that needs no compiler, tried in 
 	@rm -rf build/wheel dist
 	@echo "building the wheel (some minutes the first time)"
 	@$(PIP_RUN) wheel --no-deps $(STRICT) --wheel-dir build/wheel .
-	@$(AUDITWHEEL) show build/wheel/*.whl 2>/dev/null
+	@$(AUDITWHEEL) show build/wheel/*.whl
 	@$(AUDITWHEEL) repair --wheel-dir dist build/wheel/*.whl >build/wheel/repair.log 2>&1 \
 	  || { cat build/wheel/repair.log; exit 1; }
 	@$(RUN) .ci/check_wheel.py dist/*.whl $(ARGS)

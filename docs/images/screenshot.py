@@ -33,7 +33,7 @@ ONLY_WHAT_MOVES = """
 .figures dt { white-space: nowrap }
 .pictures { grid-template-columns: 1fr 1fr 1.12fr; gap: 24px }
 #scores figcaption { font-size: 0.82rem; white-space: nowrap }
-#scores .key { flex-wrap: nowrap; gap: 12px; font-size: 0.7rem; white-space: nowrap }
+#scores .key { flex-wrap: nowrap; gap: 8px; font-size: 0.66rem; white-space: nowrap }
 :focus-visible { outline: none }
 """
 
