@@ -36,6 +36,14 @@ class Outcome:
         parts = {"said": one.said, "done": one.done, "found": one.found, "limits": one.limits}
         return {part: powers(text.format(**numbers)) for part, text in parts.items()}
 
+    def key_figures(self) -> dict[str, str]:
+        """The few figures to remember, in words; empty if the experiment names none."""
+        if not self.experiment.key or not self.runs:
+            return {}
+        numbers = self.experiment.numbers(self.runs)
+        lines = self.experiment.key.items()
+        return {label.format(**numbers): powers(value.format(**numbers)) for label, value in lines}
+
     def clock(self) -> str:
         """What the clock said, in words; empty for most."""
         one = self.experiment
@@ -62,6 +70,7 @@ class Outcome:
             "claim_text": self.experiment.said,
             "verdict": verdict,
             "why": why,
+            **({"key_figures": key} if (key := self.key_figures()) else {}),
             "text": " ".join(self.texts().values()) if self.runs else "",
             "size": self.size,
             "seeds": list(self.seeds),
