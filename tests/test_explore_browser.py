@@ -291,7 +291,7 @@ def test_the_confusions_are_settled(look):
         tab.wait_for_timeout(300)
         tops.append(float(re.search(r"top one is ([\d.]+\d)", text_of(tab, "#normal-said"))[1]))
     assert tops[0] < 0.35 and tops[1] > 0.999
-    tab.locator("#divisor").fill("512")
+    tab.locator("#divisor-by").fill("512")
     settled(tab, "#divisor-said", r"1[56]\.\d of 16 keys")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,6 +77,20 @@ class Outcome:
             "seeds": list(self.seeds),
             "figures": figures,
         }
+
+
+def paragraphs(text: str, most: int = 320) -> list[str]:
+    """A long text as short paragraphs: whole sentences, as many as fit.
+
+    >>> paragraphs("One is odd. Two is even. Is three odd? It is.", most=26)
+    ['One is odd. Two is even.', 'Is three odd? It is.']
+    """
+    found = [""]
+    for sentence in re.split(r"(?<=[.?!]) (?=[A-Z“\[\d])", text):
+        if found[-1] and len(found[-1]) + len(sentence) > most:
+            found.append("")
+        found[-1] = f"{found[-1]} {sentence}".strip()
+    return found
 
 
 def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
