@@ -110,23 +110,19 @@ PARTS = {
 
 
 def _text(result: dict) -> list[str]:
-    """What is said, done and found, in short paragraphs.
+    """Why, and what is said, done and found, in short paragraphs.
 
-    The text is the experiment's own, with its fields filled in: that is how its parts are found.
+    The text is the experiment's own, with its fields filled in: that is how its parts are found. A
+    text from before the experiment's words changed stands there without their headings.
     """
-    one = experiments()[result["experiment"]]
+    one, rest = experiments()[result["experiment"]], result["why"].partition(". ")[2]
     filled = [re.sub(r"\\\{.*?\\\}", ".*?", re.escape(getattr(one, part))) for part in PARTS]
     found = re.fullmatch(" ".join(f"({text})" for text in filled), result["text"])
-    if found is None:
-        sys.exit(f"the text of {one.name} has changed: publish a run of it again")
-    rest = result["why"].partition(". ")[2]
-    texts = {"Why": rest, **dict(zip(PARTS.values(), found.groups(), strict=True))}
+    labels = [f"**{label}.** " for label in PARTS.values()] if found else [""]
+    texts = zip(labels, found.groups() if found else [result["text"]], strict=True)
     lines: list[str] = []
-    for label, text in texts.items():
-        if not text:
-            continue
-        first, *others = paragraphs(text)
-        lines += [f"**{label}.** {first}", "", *(x for each in others for x in (each, ""))]
+    for label, text in [("**Why.** ", rest), *texts] if rest else texts:
+        lines += [line for paragraph in paragraphs(label + text) for line in (paragraph, "")]
     return lines[:-1]
 
 
