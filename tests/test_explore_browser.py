@@ -216,7 +216,7 @@ def test_heads_against_width(look):
 
 def test_vectors_grow(look):
     tab = look()
-    tab.locator("#growth").fill("6")
+    tab.locator("#longer").fill("6")
 
     def figures(kind):
         words = text_of(tab, f"#{kind}-words").replace(",", "")
@@ -226,7 +226,7 @@ def test_vectors_grow(look):
     assert dot[0] > 5000 and dot[1] > 0.99
     bound = float(re.search(r"\|v\|₁ = ([\d.]+)", tab.locator("#rival-scores").text_content())[1])
     assert additive[0] < bound and additive[1] < 0.5
-    tab.locator("#growth").fill("0")
+    tab.locator("#longer").fill("0")
     assert f"top weight {cosine[1]:.2f}" in text_of(tab, "#cosine-words")
 
 

@@ -26,6 +26,8 @@ function logarithmic(axis, values, most) {
 const named = (trace) => trace.name && trace.showlegend !== false;
 const family = (trace) => trace.legendgroup || trace.name;
 
+const tall = (layout, width) => (width < 420 ? 226 : layout.height || 300); // lower if several share a row
+
 function figure({ data, layout }, hidden, width, colour) {
   const { title, ...rest } = layout;
   const shown = data.filter((trace) => !hidden.has(family(trace)));
@@ -41,13 +43,12 @@ function figure({ data, layout }, hidden, width, colour) {
     data: traces,
     layout: {
       width,
-      height: 300,
       margin: { l: 8, r: 12, t: 8, b: 8 },
       showlegend: false,
       // A finger on a picture scrolls the page; a mouse zooms, and a double click goes back.
       dragmode: touch ? false : "zoom",
       ...rest,
-      ...(width < 420 && { height: 226 }), // several in a row
+      height: tall(layout, width),
       xaxis: logarithmic(rest.xaxis, data.flatMap((trace) => trace.x), width < 420 ? 4 : 7),
       yaxis: logarithmic(rest.yaxis, data.flatMap((trace) => trace.y), 7),
     },
@@ -79,8 +80,13 @@ const waiting = Object.entries(LH.data.charts);
 function next() {
   const [id, spec] = waiting.shift() || [];
   if (!id) return document.body.setAttribute("data-drawn", "all");
+  document.getElementById(id).style.minHeight = "";
   draw(id, spec);
   setTimeout(next);
+}
+for (const [id, spec] of waiting) { // their room is kept, so that nothing moves under the reader
+  const node = document.getElementById(id);
+  node.style.minHeight = `${tall(spec.layout, node.clientWidth)}px`;
 }
 if (waiting.length) unpack().then(next);
 else next();
