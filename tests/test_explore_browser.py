@@ -314,7 +314,7 @@ def test_an_update_takes_no_time(look):
 
 def test_themes_differ_and_follow(look):
     tab = look()
-    cell = "document.getElementById('jacobian').toDataURL()"  # SVG follows by itself
+    cell = "document.getElementById('jacobian-cells').toDataURL()"  # SVG follows by itself
     ground = "getComputedStyle(document.body).backgroundColor"
     light = tab.evaluate(cell), tab.evaluate(ground)
     tab.emulate_media(color_scheme="dark")
