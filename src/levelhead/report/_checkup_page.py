@@ -42,7 +42,7 @@ def checkup_page(result: Result) -> str:
     """The result as one HTML file."""
     index, scores = packed_scores(result["pictures"])
     data = page_data(result) | {"pictures": index}
-    others = json.dumps(judged(result, data["fields"]), allow_nan=False, separators=(",", ":"))
+    others = judged(result, data["fields"] | data["compared"])
     return page(
         f"Checkup of {result['model']}",
         asset("checkup.html"),
@@ -50,7 +50,7 @@ def checkup_page(result: Result) -> str:
         "".join(asset(f"{name}.js") for name in SCRIPTS),
         colours() + asset("map.css") + asset("checkup.css"),
         plotly=False,
-        packed={"judged": others.encode(), "scores": scores},
+        packed={"judged": json.dumps(others, allow_nan=False).encode(), "scores": scores},
     )
 
 
@@ -101,8 +101,10 @@ def _head(head: Head) -> dict[str, Any]:
         benign = "No, as far as these texts show."
     else:
         benign = "Yes." if head["verdict"] == HEALTHY else "Yes: it is information, not an alarm."
+    hint = "Nothing" if head["benign"] else f"{head['hint'][0].upper()}{head['hint'][1:]}"
     code = "" if head["benign"] else VERDICTS[head["verdict"]].code
-    return {**head, "judged_as": judged_as(head), "is_benign": benign, "code": code}
+    card = {"is_benign": benign, "to_do": f"{hint}.", "code": code}
+    return {**head, "judged_as": judged_as(head), **card}
 
 
 def worst_first(result: Result) -> list[tuple[int, Head]]:

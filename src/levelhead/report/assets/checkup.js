@@ -129,15 +129,15 @@
       ...Object.entries(data.compared).map(([name, { label, meaning }]) =>
         [label, value(name, head[name]), other ? value(name, was[name]) : null, meaning])]
       .map(([label, now, before, meaning]) => el("div", { title: meaning }, el("dt", {}, label),
-        el("dd", {}, now, before == null ? null : el("small", {}, ` was ${before}`)))));
+        el("dd", {}, now, el("small", {}, before == null ? "\u00a0" : `was ${before}`)))));
     const scale = layers[state.layer].scale;
     const code = other ? scale && `F.scaled_dot_product_attention(q, k, v, scale=${Number((scale * state.factor).toPrecision(4))})` : was.code;
     by("card").className = `card ${head.verdict}`;
     fill("card", [
-      ["What", `${head.verdict}: ${data.legend[head.verdict].meaning}`],
+      ["What", other ? `it would be ${head.verdict}` : `${head.verdict}: ${data.legend[head.verdict].meaning}`],
       ["Why", `${head.reason}.`],
       ["Is it benign?", other ? `It is not what the model learned: ${percent(moved)} of the weight moves.` : was.is_benign],
-      ["What to do", other ? "Nothing: the model does not use this scale. To try it:" : `${was.hint[0].toUpperCase()}${was.hint.slice(1)}.`],
+      ["What to do", other ? "Nothing: the model does not use this scale. To try it:" : was.to_do],
     ].flatMap(([term, words]) => [el("dt", {}, term), el("dd", {}, words)]), code ? el("dd", {}, el("code", {}, code)) : null);
     fill("head-all",
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "statistic"), el("th", { scope: "col", class: "number" }, "as trained"),
@@ -190,7 +190,7 @@
     const widen = Math.max(1, 1 / state.factor), [least, most] = seen.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [0, 1e-9]);
     Heat.bins("scores-bins", seen, least * widen, most * widen, Heat.ends(least * widen, most * widen), `Distribution of ${nameOf()}'s scores`);
     Heat.bins("weights-bins", join(Attention.weights).map((weight) => Math.log10(Math.max(weight, 1e-6))), -6, 0,
-      [[-6, "≤10⁻⁶"], [-4, "10⁻⁴"], [-2, "1%"], [-1, "10%"], [0, "100%"]], `Distribution of ${nameOf()}'s weights`);
+      [[-6, "≤10⁻⁶"], [-4, "10⁻⁴"], [-2, "1%"], [0, "100%"]], `Distribution of ${nameOf()}'s weights`);
   }
 
   // ------------------------------------------------------------ all of it
@@ -252,9 +252,7 @@
     if (JSON.stringify(state) !== before) write("pushState");
     if ("head" in change) open(true);
     draw();
-    if ("head" in change && innerWidth < 1000) {
-      by("map").querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
-    }
+    if ("head" in change) reveal();
   }
 
   // ------------------------------------------------------------ the sheet of small screens
@@ -264,6 +262,9 @@
     by("toggle").setAttribute("aria-expanded", String(wanted));
     by("toggle").textContent = wanted ? "Close" : "Details";
   }
+  // The chosen cell, where the sheet would hide it.
+  const reveal = () => innerWidth < 1000 && isOpen()
+    && by("map").querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
   const isOpen = () => by("detail").classList.contains("open");
 
   function makeSheet() {
@@ -331,5 +332,6 @@
   Promise.all([LH.unpack("judged"), Attention.ready]).then(([others]) => {
     judged = [trained, ...JSON.parse(new TextDecoder().decode(others))];
     draw();
+    reveal();
   });
 })();

@@ -27,8 +27,8 @@ const Heat = (() => {
     const left = long(queries), top = 0.82 * long(keys) + 8, right = Math.min(0.57 * long(keys), 46);
     const room = Math.min((place.clientWidth - left - right) / picture.columns, (tall - top) / picture.rows);
     const cell = Math.min(34, Math.max((place.clientWidth - left - right) / picture.columns > 5 ? 5 : 2, room));
-    const every = Math.max(1, Math.ceil(12 / cell)), size = [picture.columns * cell, picture.rows * cell];
-    const svg = s("svg", { width: Math.floor(left + size[0] + right), height: Math.ceil(top + size[1] + 2), "aria-hidden": "true" });
+    const letters = Math.min(11, Math.max(9, cell - 1)), every = Math.max(1, Math.ceil((letters + 1) / cell)), size = [picture.columns * cell, picture.rows * cell];
+    const svg = s("svg", { width: Math.floor(left + size[0] + right), height: Math.ceil(top + size[1] + 2), "aria-hidden": "true", style: `font-size:${letters}px` });
     queries.forEach((token, i) => i % every || svg.append(s("text", {
       x: left - 6, y: top + (i + 0.5) * cell + 4, "text-anchor": "end", class: "query" }, cut(token))));
     keys.forEach((token, i) => i % every || svg.append(s("text", {
@@ -66,7 +66,7 @@ const Heat = (() => {
 
   // values in [low, high], as so many bars; ticks: [[value, name]]
   function bins(id, values, low, high, ticks, label, many = 48) {
-    const width = 300, tall = 64, base = 70, counts = new Float64Array(many);
+    const width = 300, tall = 54, base = 58, counts = new Float64Array(many);
     let total = 0;
     for (const value of values) {
       if (Number.isNaN(value)) continue;
@@ -79,11 +79,11 @@ const Heat = (() => {
       if (count) path += `M${(i * step).toFixed(1)} ${base}v${(-Math.max(1, (tall * count) / most)).toFixed(1)}h${(step * 0.88).toFixed(1)}V${base}z`;
     });
     const share = `${Math.round((100 * most) / Math.max(total, 1))}%`;
-    fill(id, s("svg", { viewBox: `0 0 ${width} 88`, role: "img", "aria-label": label },
+    fill(id, s("svg", { viewBox: `0 0 ${width} 74`, role: "img", "aria-label": label },
       s("path", { class: "axis", d: `M0 ${base}H${width}` }), s("path", { d: path }),
       s("text", { x: width, y: 10, "text-anchor": "end" }, share),
       ...ticks.map(([value, name], i) => s("text", {
-        x: ((value - low) / (high - low)) * width, y: 84,
+        x: ((value - low) / (high - low)) * width, y: 71,
         "text-anchor": i === 0 ? "start" : i === ticks.length - 1 ? "end" : "middle" }, name))));
   }
   const ends = (low, high) => [low, (low + high) / 2, high].map((value) => [value, number(Number(value.toPrecision(2)))]);
@@ -101,7 +101,7 @@ const Heat = (() => {
     return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
   }).join(",")).join("\n") + "\n";
 
-  const textStyle = () => ({ fill: LH.colour("soft"), "font-family": "system-ui, sans-serif", "font-size": 11 });
+  const textStyle = () => ({ fill: LH.colour("soft"), "font-family": "system-ui, sans-serif", "font-size": drawn ? parseFloat(drawn.svg.style.fontSize) : 11 });
   function framed(title, width, height, ...children) {
     return s("svg", { xmlns: "http://www.w3.org/2000/svg", width, height: height + 30, viewBox: `0 -30 ${width} ${height + 30}` },
       s("rect", { y: -30, width, height: height + 30, fill: LH.colour("page") }),
