@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ._scores import packed_scores
 from ._subject import Input
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ Matrix = NDArray[np.floating[Any]]
 MOST_INPUTS = 8
 MOST_TOKENS = 64  # a side of a picture; more cannot be read
 MOST_PAIRS = 2**20  # L·S of a call that is looked at; beyond, one head alone takes seconds
-MOST_NUMBERS = 900_000  # on a page, which then stays below 3 MB
+MOST_NUMBERS = 700_000  # on a page, which then stays below 3 MB
 # A bias, a cap or a sink between scores and weights shows as a difference larger than rounding.
 PLAIN_WITHIN = 2e-3
 
@@ -92,21 +93,24 @@ class Album:
         return self._places.get(key)
 
     def result(self, layers: Sequence[str]) -> dict[str, Any]:
-        """All of it: inputs by their label, then layer by layer a picture of each, or None."""
+        """Inputs by their label, what there is of them layer by layer, and the numbers, packed."""
         inputs, side = self._room()
+        shown = [
+            [
+                self._pictures[name][place].cut(side)
+                if place in self._pictures.get(name, {})
+                else None
+                for place in range(inputs)
+            ]
+            for name in layers
+        ]
+        index, scores = packed_scores(shown)
         return {
             "inputs": [
                 {"label": label, "tokens": list(tokens)} for label, tokens in self._labels[:inputs]
             ],
-            "layers": [
-                [
-                    self._pictures[name][place].cut(side)
-                    if place in self._pictures.get(name, {})
-                    else None
-                    for place in range(inputs)
-                ]
-                for name in layers
-            ],
+            "layers": index,
+            "scores": scores,
         }
 
     def _room(self) -> tuple[int, int]:
@@ -164,7 +168,7 @@ def _is_softmax(scores: Matrix, weights: Matrix) -> bool:
 
 
 def _grouped(scores: Matrix, many: Matrix) -> tuple[Matrix, Matrix]:
-    """Keys, the largest score first, in groups of 1, 1, 2, 4, …: a score for each, and how many.
+    """Keys, the largest score first, in groups of 1, 1, 1, 1, 2, 2, 3, 5, …, a score for each.
 
     The score is the one that gives the group's weight exactly as trained. At other scales it is
     close, for large scores, which matter most, stand almost alone.
@@ -175,7 +179,8 @@ def _grouped(scores: Matrix, many: Matrix) -> tuple[Matrix, Matrix]:
     order = np.argsort(-scores, axis=-1)
     scores, many = (np.take_along_axis(each, order, -1) for each in (scores, many))
     size = scores.shape[-1]
-    starts = [0, *(2**power for power in range((size - 1).bit_length()))]
+    ends = {round(2 ** (power / 2)) for power in range(2 * size.bit_length())}
+    starts = [0, *sorted(end for end in ends if end < size)]
     top = np.maximum.reduceat(scores, starts, axis=-1)
     shift = np.where(np.isfinite(top), top, 0.0)
     shifts = np.repeat(shift, np.diff([*starts, size]), axis=-1)

@@ -38,7 +38,7 @@ def explorer_page() -> str:
     """The page as text."""
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     body = environment.from_string(_asset("explore.html")).render(claim=_claim)
-    script = "\n".join([asset("draw.js"), *(_asset(f"{name}.js") for name in SCRIPTS)])
+    script = "\n".join([asset("paint.js"), *(_asset(f"{name}.js") for name in SCRIPTS)])
     data = {name: _data(name) for name in ("training", "pronoun")}
     return page(
         "Why √d_k? Move it and see", body, data, script, _asset("explore.css"), plotly=False

@@ -17,19 +17,21 @@ from .._health.describe import (
     needs_attention,
 )
 from .._health.judge import severity
+from .._health.numbers import plain
 from .._health.verdicts import HEALTHY, SHORT, VERDICTS
-from ..checkup._what_if import IN_USE, with_scale
+from ..checkup._scores import NEAR, ONE, pack
+from ..checkup._what_if import IN_USE, compared, with_scale
 from . import _scales
 from ._names import short_names
 from ._page import asset, page
-from ._scores import LEVELS, NEAR, packed_scores
-from ._slider import MOST_LISTED, judged, marks
-from ._tables import colours, compared_fields, fields, legend
+from ._slider import DIGITS, MOST_LISTED, judged, marks
+from ._tables import colours, fields, legend, main_statistics
 from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
+_NO_PICTURES: Result = {"inputs": [], "layers": [], "scores": pack(b"")}
 # In their order; checkup.js puts the parts together.
-SCRIPTS = ("draw", "map", "attention", "heat", "checkup")
+SCRIPTS = ("paint", "map", "attention", "heat", "checkup")
 
 
 def checkup_json(result: Result) -> str:
@@ -40,8 +42,7 @@ def checkup_json(result: Result) -> str:
 
 def checkup_page(result: Result) -> str:
     """The result as one HTML file."""
-    index, scores = packed_scores(result["pictures"])
-    data = page_data(result) | {"pictures": index}
+    data, pictures = page_data(result), result["pictures"] or _NO_PICTURES
     others = judged(result, data["fields"] | data["compared"])
     return page(
         f"Checkup of {result['model']}",
@@ -50,7 +51,10 @@ def checkup_page(result: Result) -> str:
         "".join(asset(f"{name}.js") for name in SCRIPTS),
         colours() + asset("map.css") + asset("checkup.css"),
         plotly=False,
-        packed={"judged": json.dumps(others, allow_nan=False).encode(), "scores": scores},
+        packed={
+            "judged": pack(json.dumps(others, allow_nan=False).encode()),
+            "scores": pictures["scores"],
+        },
     )
 
 
@@ -58,7 +62,7 @@ def page_data(result: Result) -> dict[str, Any]:
     """All that the page shows of the model as trained, words included: its script only draws."""
     names = short_names([layer["name"] for layer in result["layers"]])
     heads = [head for layer in result["layers"] for head in layer["heads"]]
-    worst = worst_first(result)
+    worst, pictures = worst_first(result), result["pictures"] or _NO_PICTURES
     return {
         "headline": headline(heads, findings=findings_of(result)),
         "model": result["model"],
@@ -68,10 +72,12 @@ def page_data(result: Result) -> dict[str, Any]:
         "made": f"Made by levelhead {__version__}. A verdict is a rule of thumb with a source, "
         "listed in levelhead's docs/health.md.",
         "inputs": _inputs(result),
-        "texts": [] if result["pictures"] is None else result["pictures"]["inputs"],
+        "texts": pictures["inputs"],
+        "pictures": pictures["layers"],
         "legend": legend(),
         "fields": fields(Health),
-        "compared": compared_fields(),
+        "main": main_statistics(),
+        "compared": {each.name: each.label for each in compared()},
         "layers": [
             {
                 **{part: layer[part] for part in ("name", "d_k", "scale")},
@@ -80,7 +86,7 @@ def page_data(result: Result) -> dict[str, Any]:
             for layer, name in zip(result["layers"], names, strict=True)
         ],
         "marks": marks(result),
-        "levels": {"near": NEAR, "most": LEVELS},
+        "codes": {"near": NEAR, "one": ONE},
         "scales": [_scale(scale) for scale in result["scales"]],
         "scales_about": " ".join(
             [_scales.ABOUT, *([] if _scales.is_known(result) else [_scales.NOT_KNOWN])]
@@ -104,7 +110,7 @@ def _head(head: Head) -> dict[str, Any]:
     hint = "Nothing" if head["benign"] else f"{head['hint'][0].upper()}{head['hint'][1:]}"
     code = "" if head["benign"] else VERDICTS[head["verdict"]].code
     card = {"is_benign": benign, "to_do": f"{hint}.", "code": code}
-    return {**head, "judged_as": judged_as(head), **card}
+    return {**plain(head, DIGITS), "judged_as": judged_as(head), **card}
 
 
 def worst_first(result: Result) -> list[tuple[int, Head]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Mapping
 from functools import cache
 from html import escape
@@ -26,7 +24,7 @@ def page(
     style: str = "",
     *,
     plotly: bool = True,
-    packed: Mapping[str, bytes] | None = None,
+    packed: Mapping[str, str] | None = None,
 ) -> str:
     """A whole page: light and dark, for laptops and phones, with plotly.js inside.
 
@@ -42,10 +40,10 @@ def page(
     script: JavaScript that fills the body; assets/base.js has what it may use, as LH
     style:  CSS after that of assets/base.css
     plotly: a page that draws by itself is smaller by 4 MB without it
-    packed: what is large, by name, to stand in the page compressed: LH.unpack(name) promises it
+    packed: what is large, by name, as `pack` compresses it; LH.unpack(name) promises its bytes
     """
     blocks = "".join(
-        f'<script type="text/plain" id="{name}">{_packed(content)}</script>\n'
+        f'<script type="text/plain" id="{name}">{content}</script>\n'
         for name, content in (packed or {}).items()
     )
     charts = f"<script>{_plotly()}</script>\n" if plotly else ""
@@ -84,10 +82,6 @@ def embed(data: Any) -> str:
     """JSON that can stand in a script element: no '<' in it can end the element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _packed(content: bytes) -> str:
-    return base64.b64encode(zlib.compress(content, 9)).decode()
 
 
 @cache

@@ -16,7 +16,7 @@ from ._names import short_names
 Result = Mapping[str, Any]
 MOST_LISTED = 12
 MOST_HEADS = 20_000  # of all scales together: a page has no room for more
-DIGITS = 4  # of a statistic
+DIGITS = 4  # of a statistic on the page
 
 
 def judged(result: Result, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -79,7 +79,7 @@ def _thinned(factors: Mapping[str, float], heads: int) -> set[str]:
     """All of them, or of a very large model every second, third, … beside the rules."""
     grid = sorted((name for name in factors if name not in FORMULAS), key=factors.__getitem__)
     most = max(MOST_HEADS // heads - len(FORMULAS), 3)
-    return {name for name in factors if name in FORMULAS} | set(grid[:: -(-len(grid) // most)])
+    return {*(factors.keys() & FORMULAS.keys()), *grid[:: max(1, -(-len(grid) // most))]}
 
 
 def _head(head: Head, fields: Mapping[str, Any]) -> dict[str, Any]:

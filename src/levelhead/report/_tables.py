@@ -23,9 +23,9 @@ def fields(*kinds: type[PerHead]) -> dict[str, dict[str, Any]]:
     return _explained(sorted(found, key=lambda each: isinstance(each, Count)))
 
 
-def compared_fields() -> dict[str, dict[str, Any]]:
-    """The same of the few that heads and scales are compared by."""
-    return _explained([each for each in statistics_of(Health).values() if each.compared])
+def main_statistics() -> dict[str, dict[str, Any]]:
+    """The same of the statistics that are printed with a Health."""
+    return _explained([each for each in statistics_of(Health).values() if each.heading])
 
 
 def _explained(found: list[Statistic]) -> dict[str, dict[str, Any]]:

@@ -149,7 +149,7 @@ const X = (() => {
 
   // ---------------------------------------------------------------- pictures
 
-  const { s, onTheme } = Draw;
+  const { s, onTheme } = Paint;
 
   const CLEAR = 1e-9;
   function scaled({ min, max, log }, from, to) {
@@ -235,7 +235,7 @@ const X = (() => {
 
   // A matrix as coloured cells: warm above 0, cool below. `most` has the full colour.
   const paint = (canvas, rows, columns, value, most, bend) =>
-    Draw.paint(canvas, rows, columns, Draw.diverging(value, most, bend));
+    Paint.matrix(canvas, rows, columns, Paint.diverging(value, most, bend));
 
   return {
     RULES, NAMES, ROWS, KEYS, MOST, PAIRS, scale, normals, matrix, pairs, softmax, sharpness,

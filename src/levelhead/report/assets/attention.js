@@ -2,7 +2,7 @@
 // One head's attention on the texts of the page, at any multiple of the scale in use. The scores are
 // kept as their distance below the largest of their row, in few bits (report/_scores.py).
 const Attention = (() => {
-  const { pictures, levels } = LH.data;
+  const { pictures, codes } = LH.data;
   const known = pictures.flat().filter(Boolean);
   let floats = null, low = null, high = null;
 
@@ -32,9 +32,9 @@ const Attention = (() => {
       const code = () => low[at] | (high[at++] << 8);
       const gaps = Float32Array.from({ length: rows * wide }, () => {
         const level = code();
-        return level ? levels.near * Math.expm1((level - 1) * step) : NaN;
+        return level ? codes.near * Math.expm1((level - 1) * step) : NaN;
       });
-      const kept = picture.weights ? Float32Array.from({ length: rows * columns }, () => code() / levels.most) : null;
+      const kept = picture.weights ? Float32Array.from({ length: rows * columns }, () => code() / codes.one) : null;
       const tops = floats.subarray(start + 1, start + 1 + rows);
       cache.set(key, { gaps, kept, tops, many: floats.subarray(start + 1 + rows, start + floatsOf(picture)) });
     }
@@ -82,7 +82,7 @@ const Attention = (() => {
   function moved(layer, head, factor) {
     if (factor === 1) return 0;
     let rows = 0, sum = 0;
-    for (const picture of pictures[layer].filter(Boolean)) {
+    for (const picture of (pictures[layer] ?? []).filter(Boolean)) {
       const found = read(picture, head), { columns, groups } = picture, wide = columns + groups;
       if (found.kept) return null;
       if (!before.has(found)) {

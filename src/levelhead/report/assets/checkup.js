@@ -126,8 +126,8 @@
     fill("head-title", HeadMap.mark(head.verdict), ` ${nameOf()}: ${other ? head.verdict : was.judged_as}`);
     const moved = movedOf(state.layer, state.head, entry);
     fill("facts", [["weight moved", percent(moved), null, "The share of each row's weight that another scale moves to other keys."],
-      ...Object.entries(data.compared).map(([name, { label, meaning }]) =>
-        [label, value(name, head[name]), other ? value(name, was[name]) : null, meaning])]
+      ...Object.entries(data.compared).map(([name, label]) =>
+        [label, value(name, head[name]), other ? value(name, was[name]) : null, data.main[name].meaning])]
       .map(([label, now, before, meaning]) => el("div", { title: meaning }, el("dt", {}, label),
         el("dd", {}, now, el("small", {}, before == null ? "\u00a0" : `was ${before}`)))));
     const scale = layers[state.layer].scale;
@@ -281,7 +281,7 @@
   // ------------------------------------------------------------ once
 
   function drawScales() {
-    const titles = ["weight moved", "what goes wrong", "outputs changed", ...Object.values(data.compared).map(({ label }) => label)];
+    const titles = ["weight moved", "what goes wrong", "outputs changed", ...Object.values(data.compared)];
     const cells = (scale) => [percent(scale.weight_moved), scale.short, percent(scale.output_changed),
       ...Object.keys(data.compared).map((name) => value(name, scale[name]))];
     const kind = (at) => (at === 1 ? "words" : "number");
@@ -325,7 +325,7 @@
   open(read());
   write("replaceState");
   addEventListener("popstate", () => { read(); draw(); });
-  Draw.onTheme(() => { mapOf = ""; draw(); });
+  Paint.onTheme(() => { mapOf = ""; draw(); });
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawSoon(); } });
   draw();

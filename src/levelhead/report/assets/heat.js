@@ -3,7 +3,7 @@
 // heads and the heat map as files.
 const Heat = (() => {
   const { el, fill, number } = LH;
-  const { s, palette, paint, diverging } = Draw;
+  const { s, palette, matrix, diverging } = Paint;
   const by = (id) => document.getElementById(id);
 
   // Weights from 0 to 1: most are small, so the first shades are spent on those.
@@ -14,7 +14,7 @@ const Heat = (() => {
     const stop = weight < STOPS[1] ? 0 : weight < STOPS[2] ? 1 : 2;
     write(shades[stop], shades[stop + 1], Math.min(1, (weight - STOPS[stop]) / (STOPS[stop + 1] - STOPS[stop])));
   };
-  const thumb = (canvas, picture, weights) => paint(canvas, picture.rows, picture.columns, sequential(weights));
+  const thumb = (canvas, picture, weights) => matrix(canvas, picture.rows, picture.columns, sequential(weights));
 
   // ------------------------------------------------------------ the heat map
 
@@ -46,7 +46,7 @@ const Heat = (() => {
     }
     const { canvas } = drawn;
     const most = values.reduce((top, value) => Math.max(top, Math.abs(value) || 0), 1e-9);
-    paint(canvas, picture.rows, picture.columns, view === "weights" ? sequential(values)
+    matrix(canvas, picture.rows, picture.columns, view === "weights" ? sequential(values)
       : (i, write) => Number.isNaN(values[i]) || diverging((at) => values[at], most)(i, write));
     canvas.setAttribute("aria-label", label);
     canvas.onpointermove = canvas.onpointerdown = (event) => {

@@ -6,7 +6,7 @@ const HeadMap = (() => {
   const mark = (verdict) =>
     el("span", { class: `mark ${verdict}`, "aria-hidden": "true" }, data.legend[verdict].letter);
 
-  const fieldOf = (name) => data.fields[name] || data.compared[name];
+  const fieldOf = (name) => data.fields[name] || data.main[name];
   const percent = (share) => (share == null ? "–" : `${share > 0 && share < 0.005 ? "<1" : Math.round(100 * share)}%`);
   const value = (name, x) => (fieldOf(name).share ? percent(x) : number(x));
 

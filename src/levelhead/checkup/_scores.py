@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ..checkup._pictures import Picture
+    from ._pictures import Picture
 
 # A score is kept as how far it is below the largest of its row, which alone makes the weights: 0 is
 # hidden, 1 the largest itself, and so on in steps that grow with the distance. Of 12 bits, the
 # weights are within 0.001 at any scale of the slider.
 LEVELS = 2**12 - 1
 NEAR = 0.25  # below this distance steps are even, beyond they grow
+ONE = 2**16 - 1  # the weight 1, where weights are kept
 
 
-def packed_scores(pictures: Mapping[str, Any] | None) -> tuple[list[list[Any]], bytes]:
+def pack(content: bytes) -> str:
+    """Compressed, as text that may stand in a page and in JSON."""
+    return base64.b64encode(zlib.compress(content, 9)).decode()
+
+
+def packed_scores(layers: Sequence[Sequence[Picture | None]]) -> tuple[list[list[Any]], str]:
     """What stands where, layer by layer and input by input, and the numbers themselves.
 
     The bytes: float32 per picture and head (step, the largest score of each row, how many keys
     each group beyond the corner has), then the codes of all, low bytes first, then high bytes:
     apart, they compress better.
     """
-    layers = [] if pictures is None else pictures["layers"]
     floats: list[NDArray[np.float32]] = []
     codes: list[NDArray[np.uint16]] = []
 
@@ -46,7 +53,7 @@ def packed_scores(pictures: Mapping[str, Any] | None) -> tuple[list[list[Any]], 
     numbers = np.concatenate(codes) if codes else np.zeros(0, np.uint16)
     body = np.concatenate(floats) if floats else np.zeros(0, np.float32)
     low, high = (numbers & 255).astype(np.uint8), (numbers >> 8).astype(np.uint8)
-    return index, body.astype("<f4").tobytes() + low.tobytes() + high.tobytes()
+    return index, pack(body.astype("<f4").tobytes() + low.tobytes() + high.tobytes())
 
 
 def _add_head(
@@ -64,6 +71,4 @@ def _add_head(
     ]
     codes.append(np.where(visible, code, 0).astype(np.uint16).ravel())
     if picture.weights is not None:
-        codes.append(
-            np.round(np.nan_to_num(picture.weights[head]) * LEVELS).astype(np.uint16).ravel()
-        )
+        codes.append(np.round(np.nan_to_num(picture.weights[head]) * ONE).astype(np.uint16).ravel())

@@ -1,5 +1,5 @@
-// Pictures drawn by hand, for pages without a library of charts.
-const Draw = (() => {
+// What pages that draw by themselves share: elements of SVG, and matrices as pixels that follow the theme.
+const Paint = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   function s(tag, attributes = {}, ...children) {
     const node = document.createElementNS(SVG, tag);
@@ -24,7 +24,7 @@ const Draw = (() => {
   const onTheme = (draw) => themes.push(draw);
 
   // A matrix as coloured cells, one pixel each: shade(i, write) calls write(from, to, share).
-  function paint(canvas, rows, columns, shade) {
+  function matrix(canvas, rows, columns, shade) {
     if (canvas.width !== columns) canvas.width = columns;
     if (canvas.height !== rows) canvas.height = rows;
     const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
@@ -43,5 +43,5 @@ const Draw = (() => {
     write(palette.card, v < 0 ? palette.cool : palette.warm, Math.min(1, Math.abs(v) / most) ** bend);
   };
 
-  return { s, palette, onTheme, paint, diverging };
+  return { s, palette, onTheme, matrix, diverging };
 })();
