@@ -23,7 +23,7 @@
     : (Attention.isReady() ? Attention.moved(layer, head, state.factor) : null) ?? entry.heads[layer][head].weight_moved ?? null);
   const pictureOf = (text) => data.pictures[state.layer]?.[text];
   const nameOf = () => `${layers[state.layer].short}, head ${state.head}`;
-  const times = () => `${number(Number(state.factor.toPrecision(3)))} × the scale`;
+  const times = () => `${number(Number(state.factor.toPrecision(3)))} × as trained`;
   const scaleName = () => marks.find((mark) => mark.factor === state.factor)?.words ?? times();
 
   // ------------------------------------------------------------ the slider
