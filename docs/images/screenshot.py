@@ -39,14 +39,14 @@ ONLY_WHAT_MOVES = """
 
 
 def checkup(browser: Browser, folder: Path) -> None:
-    """Draw the page of the demo model, and photograph its top in light and dark."""
+    """Draw the page of the demo model, and photograph one of its heads in light and dark."""
     page = folder / "checkup.html"
     page.write_text(checkup_page(examine(load(), pictures=True)), encoding="utf-8")
     for scheme, name in (("light", "checkup.png"), ("dark", "checkup-dark.png")):
-        size = {"width": WIDTH, "height": HEIGHT}
+        size = {"width": 1280, "height": 800}
         tab = browser.new_page(viewport=size, color_scheme=scheme)
-        tab.goto(page.as_uri())
-        tab.wait_for_selector("#heat .heatmaplayer image", state="attached")
+        tab.goto(f"{page.as_uri()}#layer=5&head=10&text=2")
+        tab.wait_for_selector("#heat canvas")
         tab.screenshot(path=Path(__file__).with_name(name))
 
 

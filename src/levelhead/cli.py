@@ -22,7 +22,7 @@ from ._files import OutputError, check_output, write_whole
 from ._health.verdicts import failable
 from ._hints import did_you_mean
 from ._progress import progress
-from .checkup import TargetError, examine, load
+from .checkup import TargetError, examine, is_sentence, load
 from .explore import write_explorer
 from .lab import Finished, LabError, progress_bar, verdict_words
 from .lab import run as run_lab
@@ -36,7 +36,7 @@ from .report import (
 from .store import StoreError, read_run
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -65,29 +65,44 @@ def checkup(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TARGET]", help="module:function or a model folder; the demo model by default."
+            metavar="[TARGET]",
+            help="module:function, a model folder or a name on the Hugging Face hub; "
+            "the demo model by default.",
         ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts to read, one per line.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="A sentence to read, a file of them, one per line, or - for stdin."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
+        typer.Option(
+            metavar="VERDICT",
+            help="Exit with 1 if a head is that bad or worse.",
+            autocompletion=failable,
+        ),
     ] = None,
     scale_factor: Annotated[
         list[float] | None,
         typer.Option(metavar="F", min=0, help="Also compare with F times the scale in use."),
     ] = None,
+    open_it: Annotated[
+        bool,
+        typer.Option("--open/--no-open", help="Show the page (checkup.html without --html)."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The attention health of a model, head by head."""
     with plain_errors(debug):
         if fail_on is not None and fail_on not in failable():
             raise TargetError(_unknown("--fail-on", fail_on, failable()))
-        _check_outputs(html, json, keep=text)
+        if open_it and html is None:
+            html = Path("checkup.html")
+        _check_outputs(html, json, keep=None if text is None or is_sentence(text) else Path(text))
         with progress() as tell:
             tell(f"Loading {target or 'the demo model'}")
             subject = load(target, text)
@@ -106,6 +121,8 @@ def checkup(
         console.print(checkup_text(result, console.width))
         for path in filter(None, (html, json)):
             _say(f"wrote {path}")
+        if open_it and html is not None:
+            _show(html)
         if fail_on is not None and (why := failing(result, fail_on)):
             _say(why)
             raise typer.Exit(1)
@@ -192,8 +209,8 @@ def explore(
         _check_outputs(out)
         write_explorer(out)
         _say(f"wrote {out}")
-        if open_it and not webbrowser.open(out.resolve().as_uri()):
-            _say(f"found no browser to show it in; open {out} in yours")
+        if open_it:
+            _show(out)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -240,6 +257,12 @@ def _check_outputs(*paths: Path | None, keep: Path | None = None) -> None:
             raise OutputError(f"{path} is what is read; name another file to write to")
     if len({path.resolve() for path in given}) < len(given):
         raise OutputError(f"{given[0]} is named twice; the page and the JSON need a file each")
+
+
+def _show(page: Path) -> None:
+    """In the browser, if there is one."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        _say(f"found no browser to show it in; open {page} in yours")
 
 
 def _unknown(option: str, given: str, known: tuple[str, ...]) -> str:

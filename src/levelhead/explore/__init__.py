@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from .._files import write_whole
 from ..lab import experiments
-from ..report import page
+from ..report import asset, page
 
 __all__ = ["PARTS", "Part", "Playable", "explorer_page", "playable", "write_explorer"]
 
@@ -95,7 +95,7 @@ def _body(whole: bool) -> Markup:
 
 
 def _script() -> str:
-    return "\n".join(_asset(f"{name}.js") for name in ("core", *PARTS))
+    return "\n".join([asset("paint.js"), *(_asset(f"{name}.js") for name in ("core", *PARTS))])
 
 
 def _claim(*names: str) -> Markup:
