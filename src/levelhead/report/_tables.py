@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._health import GradHealth, Health, PerHead, Thresholds
 from .._health.statistics import Count, Statistic, statistics_of
-from .._health.verdicts import VERDICTS, ranked
+from .._health.numbers import number
+from .._health.verdicts import LOUD, VERDICTS, ranked
 
 
 def legend() -> dict[str, dict[str, str]]:
@@ -54,15 +55,29 @@ def _pair(name: str, pair: tuple[str, str]) -> str:
     return f"  --{name}: {fill};\n  --on-{name}: {ink};\n"
 
 
-def guides(thresholds: Thresholds) -> dict[str, list[float]]:
-    """Where verdicts begin, as lines in the chart of the statistic they rest on."""
+class Guide(NamedTuple):
+    """Where a verdict begins: a labelled line in the chart of the statistic it rests on."""
+
+    at: float
+    label: str
+    verdict: str
+
+
+_SIDES = {">=": "from", ">": "above", "<": "below"}
+
+
+def guides(thresholds: Thresholds) -> dict[str, list[dict[str, Any]]]:
+    """By statistic, the worst verdict first."""
     table: dict[str, Statistic] = statistics_of(Health) | statistics_of(GradHealth)
-    found: dict[str, list[float]] = {}
-    for rule in VERDICTS.values():
+    found: dict[str, list[dict[str, Any]]] = {}
+    for verdict, rule in ranked().items():
         for case in rule.cases:
+            level = f" ({case.level})" if case.level in LOUD else ""
             for limit in case.limits:
+                at = limit.at(thresholds)
+                label = f"{verdict}{level} {_SIDES[limit.sign]} {number(at)}"
                 if chart := table[limit.statistic].chart:
-                    found.setdefault(chart, []).append(limit.at(thresholds))
+                    found.setdefault(chart, []).append(Guide(at, label, verdict)._asdict())
     return found
 
 
