@@ -26,6 +26,8 @@ from .checkup import TargetError, examine, load
 from .explore import write_explorer
 from .lab import LabError, progress_bar, verdict_words
 from .lab import run as run_lab
+from .live import LiveError
+from .live import live as follow
 from .report import (
     checkup_json,
     checkup_page,
@@ -137,6 +139,20 @@ def report(
 
 
 @app.command()
+def live(
+    run_db: Annotated[Path, typer.Argument(metavar="RUN.db", help="The store of a watch.")],
+    port: Annotated[int, typer.Option(help="By default any that is free.", min=0, max=65535)] = 0,
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """A local page that follows a run while it is written. Prints its address; Ctrl-C ends it."""
+    with plain_errors(debug):
+        follow(run_db, port=port, open_it=open_it)
+
+
+@app.command()
 def lab(
     experiments: Annotated[
         list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
@@ -200,7 +216,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _say("interrupted")
         raise typer.Exit(130) from None
-    except (TargetError, OutputError, StoreError, LabError) as error:
+    except (TargetError, OutputError, StoreError, LabError, LiveError) as error:
         if debug:
             traceback.print_exc()
         _say(str(error))

@@ -5,17 +5,22 @@ from .._progress import progress
 from ._checkup_page import checkup_json, checkup_page
 from ._failing import failing
 from ._page import page
-from ._run_page import run_page, write_run_page
+from ._points import Points, plan
+from ._run_page import live_page, points_data, run_page, write_run_page
 from ._terminal import checkup_text
 
 __all__ = [
     "OutputError",
+    "Points",
     "check_output",
     "checkup_json",
     "checkup_page",
     "checkup_text",
     "failing",
+    "live_page",
     "page",
+    "plan",
+    "points_data",
     "progress",
     "run_page",
     "write_run_page",

@@ -16,7 +16,14 @@ _POLICY = (
 
 
 def page(
-    title: str, body: str, data: Any, script: str, style: str = "", *, plotly: bool = True
+    title: str,
+    body: str,
+    data: Any,
+    script: str,
+    style: str = "",
+    *,
+    plotly: bool = True,
+    served: bool = False,
 ) -> str:
     """A whole page: light and dark, for laptops and phones, with plotly.js inside.
 
@@ -32,15 +39,18 @@ def page(
     script: JavaScript that fills the body; assets/base.js has what it may use, as LH
     style:  CSS after that of assets/base.css
     plotly: a page that draws by itself is smaller by 4 MB without it
+    served: it may ask the server that it came from
     """
     charts = f"<script>{_plotly()}</script>\n" if plotly else ""
+    policy = f"{_POLICY}; connect-src 'self'" if served else _POLICY
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
 {asset("base.css")}{style}</style>

@@ -44,10 +44,19 @@ class Point:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which steps are read, by their places in `Run.steps`: a list for every point."""
+    """Which steps are read, by their places in `Run.steps`: a list for every point.
+
+    steps: how many the run has
+    most:  points that a page of it can hold
+    """
 
     groups: list[list[int]]
     steps: int
+    most: int = MOST_POINTS
+
+    def with_more(self, groups: list[list[int]]) -> Plan:
+        """The same with points for steps that have come since."""
+        return Plan([*self.groups, *groups], self.steps + len(groups), self.most)
 
     @property
     def words(self) -> str:
@@ -88,7 +97,7 @@ def plan(run: Run) -> Plan:
     readable = max(FEWEST_POINTS, MOST_READ // max(1, heads))
     points = min(MOST_POINTS, readable)
     if len(order) <= points:
-        return Plan([[place] for place in order], len(order))
+        return Plan([[place] for place in order], len(order), points)
     ends = {0, len(order) - 1}
     at = {run.steps[place]: rank for rank, place in enumerate(order)}
     for alert in sorted(run.alerts, key=lambda each: LEVELS.index(each.level)):
@@ -98,7 +107,7 @@ def plan(run: Run) -> Plan:
     last = sorted(ends.union(even.tolist()))
     groups = [order[start + 1 : end + 1] for start, end in zip([-1, *last], last, strict=False)]
     most = max(1, readable // len(groups))
-    return Plan([_evenly(group, most) for group in groups], len(order))
+    return Plan([_evenly(group, most) for group in groups], len(order), points)
 
 
 def _evenly(places: list[int], most: int) -> list[int]:

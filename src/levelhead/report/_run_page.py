@@ -20,7 +20,7 @@ from ._points import NOT_THERE, Plan, Points, plan, statistics
 from ._scalars import scalar_lines
 from ._tables import colours, guides, telling
 
-SCRIPTS = ("packed.js", "draw.js", "run.js", "timeline.js", "heads.js", "layers.js", "begin.js")
+SCRIPTS = ("packed.js", "draw.js", "run.js", "timeline.js", "heads.js", "layers.js")
 
 
 def write_run_page(path: str | os.PathLike[str], run: Run) -> None:
@@ -31,14 +31,18 @@ def write_run_page(path: str | os.PathLike[str], run: Run) -> None:
 def run_page(run: Run) -> str:
     """The page of a run as one HTML file."""
     title = f"Run {run.name}" if run.name else "A watched run"
-    return framed(title, run_data(run))
+    return _framed(title, run_data(run), "begin.js")
 
 
-def framed(title: str, data: dict[str, Any]) -> str:
-    """The page with its data, or with none yet."""
-    script = "".join(map(asset, SCRIPTS))
+def live_page(name: str) -> str:
+    """The page of a run that is followed: it asks its server for all that it shows."""
+    return _framed(f"Live: {name}", {}, "live.js", served=True)
+
+
+def _framed(title: str, data: dict[str, Any], begin: str, *, served: bool = False) -> str:
+    script = "".join(map(asset, (*SCRIPTS, begin)))
     style = colours() + asset("map.css") + asset("run.css")
-    return page(title, asset("run.html"), data, script, style, plotly=False)
+    return page(title, asset("run.html"), data, script, style, plotly=False, served=served)
 
 
 def run_data(run: Run) -> dict[str, Any]:
@@ -52,13 +56,8 @@ def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict
     """The same of points that were read; of their numbers those from a point on."""
     layout, worst = points.layout(), points.worst()
     names = dict(zip(layout, short_names(list(layout)), strict=True))
-    said: dict[str, int] = {}
-    told = []
-    for point in points.points:
-        for each in point.findings:
-            if str(each) not in said:
-                said[str(each)] = len(told)
-                told.append(said_of(each))
+    told = {str(each): said_of(each) for point in points.points for each in point.findings}
+    which = {text: place for place, text in enumerate(told)}
     packed, left_out = points.packed(start)
     no_room = f"{plural(left_out, 'statistic')} had no room on this page." if left_out else ""
     return {
@@ -84,8 +83,8 @@ def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict
         "guides": guides(run.thresholds),
         "steps": [point.step for point in points.points],
         "headlines": [point.headline for point in points.points],
-        "told": told,
-        "said": [[said[str(each)] for each in point.findings] for point in points.points],
+        "told": list(told.values()),
+        "said": [[which[str(each)] for each in point.findings] for point in points.points],
         "spans": finding_spans(points.points),
         "scalars": scalar_lines(run),
         "layers": [

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .._health import GradHealth, Health, PerHead, Thresholds
-from .._health.statistics import Count, Statistic, statistics_of
 from .._health.numbers import number
+from .._health.statistics import Count, Statistic, statistics_of
 from .._health.verdicts import LOUD, VERDICTS, ranked
 
 

@@ -66,9 +66,7 @@ def read_moment(path: Path, run: int, steps: Sequence[int], places: Iterable[int
         return Moment(read(Health), read(GradHealth))
 
 
-def _merged(
-    kind: type[Statistics], parts: Iterable[tuple[str, Floats]]
-) -> dict[str, Statistics]:
+def _merged(kind: type[Statistics], parts: Iterable[tuple[str, Floats]]) -> dict[str, Statistics]:
     """Per layer all its parts together; one with fewer heads gets some that saw nothing."""
     found: dict[str, list[Floats]] = {}
     for layer, sums in parts:

@@ -12,8 +12,8 @@
   let shown = "";
   function drawChart(force) {
     const { state, data } = Run, { steps } = data, name = Run.statistic(), field = data.fields[name], layer = data.layers[state.layer];
-    LH.select("layer", data.layers.map((each, i) => [i, each.short]), state.layer, (value) => Run.choose({ layer: Number(value), head: 0 }));
-    LH.select("number", Array.from({ length: layer.heads }, (_, head) => [head, head]), state.head, (value) => Run.choose({ head: Number(value) }));
+    Run.pick("layer", data.layers.map((each, i) => [i, each.short]), state.layer, (value) => Run.choose({ layer: Number(value), head: 0 }));
+    Run.pick("number", Array.from({ length: layer.heads }, (_, head) => [head, head]), state.head, (value) => Run.choose({ head: Number(value) }));
     const key = `${state.layer}.${state.head} ${name}`;
     if (key === shown && !force) return place();
     shown = key;
@@ -48,7 +48,8 @@
 
   // ------------------------------------------------------------ every layer in small
 
-  let seen = null;
+  let seen = null, built = "", sketchIn = () => {};
+  const visible = new Set(); // only what is looked at is drawn
   function drawMultiples() {
     const { data } = Run, name = Run.statistic(), field = data.fields[name], all = data.layers.map((_, layer) => layer);
     fill("multiples-words", `${field.label[0].toUpperCase()}${field.label.slice(1)} of the heads of each layer, all on the same axes${data.layers.some((layer) => layer.heads > FEW) ? "; the band reaches from the smallest to the largest" : ""}. Choose a layer to see it above.`);
@@ -60,16 +61,22 @@
     }));
     if (min >= max) [min, max] = Draw.ends([min], field.log);
     const guides = guidesIn(name, min, max);
-    seen?.disconnect();
-    fill("multiples", all.map((layer) => el("button", { type: "button", class: "multiple", "data-layer": layer, title: data.layers[layer].name,
-      onclick: () => Run.choose({ layer, head: worst(layer) }) },
-    el("span", {}, data.layers[layer].short), el("span", { class: "cursor small-plot" }, el("canvas", { "aria-hidden": "true" })))));
-    // Only what is looked at is drawn.
-    seen = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
-      seen.unobserve(entry.target);
-      sketch(entry.target.querySelector("canvas"), ofLayer[entry.target.dataset.layer], { min, max, field, guides });
-    }), { rootMargin: "200px" });
-    by("multiples").querySelectorAll(".multiple").forEach((node) => seen.observe(node));
+    const layout = data.layers.map((layer) => layer.name).join();
+    if (layout !== built) {
+      built = layout;
+      seen?.disconnect();
+      visible.clear();
+      fill("multiples", all.map((layer) => el("button", { type: "button", class: "multiple", "data-layer": layer, title: data.layers[layer].name,
+        onclick: () => Run.choose({ layer, head: worst(layer) }) },
+      el("span", {}, data.layers[layer].short), el("span", { class: "cursor small-plot" }, el("canvas", { "aria-hidden": "true" })))));
+      seen = new IntersectionObserver((entries) => entries.forEach(({ target, isIntersecting }) => {
+        if (isIntersecting) visible.add(target); else visible.delete(target);
+        if (isIntersecting) sketchIn(target);
+      }), { rootMargin: "200px" });
+      by("multiples").querySelectorAll(".multiple").forEach((node) => seen.observe(node));
+    }
+    sketchIn = (node) => sketch(node.querySelector("canvas"), ofLayer[node.dataset.layer], { min, max, field, guides });
+    visible.forEach(sketchIn);
     moveMultiples();
   }
 
@@ -124,8 +131,11 @@
   // ------------------------------------------------------------ alerts
 
   const FIRST = 6;
+  let told = "";
   function drawAlerts() {
     const { alerts } = Run.data;
+    if (JSON.stringify(alerts) === told) return; // what is unfolded stays so
+    told = JSON.stringify(alerts);
     fill("alerts-title", alerts.length ? "Alerts" : "No alerts");
     const item = (alert) => el("li", {}, el("button", { class: "link", type: "button", onclick: () => {
       Run.choose({ layer: alert.layer, head: alert.head, at: Run.nearest(alert.step) });

@@ -80,8 +80,11 @@ const Run = (() => {
   }
 
   const draw = () => parts.forEach((part) => part.draw());
-  async function show(given) {
+  // keep: false turns to another run, of which nothing is chosen yet.
+  async function show(given, keep = true) {
+    const step = state.at == null ? null : data.steps[now()];
     await take(given);
+    state.at = keep && step != null ? nearest(step) : null;
     document.getElementById("recorded").hidden = !data.worst;
     words();
     if (!data.worst) return;
@@ -91,7 +94,7 @@ const Run = (() => {
       addEventListener("popstate", () => { readAddress(); draw(); });
       Draw.onChange(draw);
     }
-    if (!(state.layer in data.layers) || state.head >= data.layers[state.layer].heads) Object.assign(state, data.worst);
+    if (!keep || !(state.layer in data.layers) || state.head >= data.layers[state.layer].heads) Object.assign(state, data.worst);
     draw();
   }
 
@@ -101,6 +104,7 @@ const Run = (() => {
   function words() {
     fill("about", data.about);
     fill("made", data.made);
+    fill("following", data.following ? ` · ${data.following}` : "");
     fill("last", data.steps.length ? String(data.steps[last()]) : "none yet");
     fill("thinned", data.thinned ? `· ${data.thinned}` : "");
     if (!data.worst) fill("headline", data.headline);
@@ -112,12 +116,20 @@ const Run = (() => {
   }
   parts.push({ draw: move, move });
 
+  // Options that have not changed stay: a list that is open would close.
+  function pick(id, options, chosen, onChange) {
+    const key = JSON.stringify(options), node = document.getElementById(id);
+    if (node.kept !== key) LH.select(id, options, chosen, onChange);
+    node.kept = key;
+    node.value = chosen;
+  }
+
   const mark = (verdict) => el("span", { class: `mark ${verdict}`, "aria-hidden": "true" }, data.legend[verdict].letter);
   const loud = (level) => !["info", "ok"].includes(level);
   const named = ({ verdict, level }) => (loud(level) ? `${verdict} (${level})` : verdict);
 
   return {
-    state, choose, show, draw, add: (part) => parts.push(part), mark, named, nearest, now, last, statistic, statistics,
+    state, choose, show, pick, add: (part) => parts.push(part), mark, named, nearest, now, last, statistic, statistics,
     place, value, line, code, head, judged, order, has: (name) => numbers.has(name),
     get data() { return data; }, get heads() { return heads; },
   };

@@ -155,7 +155,7 @@
   }
 
   function draw() {
-    LH.select("statistic", [["verdict", "verdict"], ...Run.statistics().map((name) => [name, Run.data.fields[name].label])],
+    Run.pick("statistic", [["verdict", "verdict"], ...Run.statistics().map((name) => [name, Run.data.fields[name].label])],
       Run.state.by === "verdict" ? "verdict" : Run.statistic(), (chosen) => Run.choose({ by: chosen }));
     paint();
     drawSpans();
