@@ -13,9 +13,9 @@ from .._health import LEVELS, Evidence, Finding, GradHealth, Health, judge
 from .._health.describe import at_steps, headline
 from .._health.findings import worst_first
 from .._health.judge import Heads, wide_findings
-from .._health.statistics import Count, Statistic, statistics_of
 from ..store import Run
 from ._packed import DIGITS, FEW_DIGITS, pack_bytes, pack_floats
+from ._tables import charted
 
 MOST_POINTS = 300  # a screen has hardly more pixels for them
 FEWEST_POINTS = 60
@@ -75,17 +75,6 @@ class Plan:
             f"{read:,} of its steps were read; what happened only between them, and raised no "
             "alert, is not seen."
         )
-
-
-def statistics() -> list[Statistic]:
-    """Those with a chart, the most telling first, counts last."""
-    kinds = (Health, GradHealth)
-    found = [each for kind in kinds for each in statistics_of(kind).values()]
-    charted = [each for each in found if each.chart == each.name]
-    return sorted(
-        charted,
-        key=lambda each: (isinstance(each, Count), not each.heading, not each.tracked),
-    )
 
 
 def plan(run: Run) -> Plan:
@@ -152,7 +141,7 @@ class Points:
         known = {code: _head(heads.order, code) for code in set(codes.tolist())}
         judged = [known[code] for code in codes.tolist()]
         said = headline(judged, at_steps(self._seen.values()), wide)
-        values = {each.name: heads.values(each.name).astype(np.float32) for each in statistics()}
+        values = {each.name: heads.values(each.name).astype(np.float32) for each in charted()}
         for each in values.values():
             each[~here] = np.nan
         codes[~here] = NOT_THERE
@@ -180,10 +169,10 @@ class Points:
                 found[layer] = max(found.get(layer, 0), place.stop - place.start)
         return found
 
-    def packed(self, start: int = 0) -> tuple[dict[str, str], int]:
+    def packed(self, start: int = 0, room: int = ROOM) -> tuple[dict[str, str], int]:
         """The numbers of the points from `start` on, for assets/packed.js.
 
-        Statistics come in the order of `statistics` as long as there is room; the second number
+        Statistics come in the order of `charted` as long as there is room; the second number
         says how many there was none for.
         """
         layout, points = self.layout(), self.points[start:]
@@ -193,13 +182,13 @@ class Points:
         packed = {"codes": pack_bytes(np.ascontiguousarray(codes.T))}
         measured = [
             each.name
-            for each in statistics()
+            for each in charted()
             if not all(np.isnan(point.values[each.name]).all() for point in points)
         ]
         for place, name in enumerate(measured):
             numbers = [point.values[name] for point in points]
             text = pack_floats(_laid_out(numbers, points, layout, np.nan), digits)
-            if place > 1 and sum(map(len, packed.values())) + len(text) > ROOM:
+            if place > 1 and sum(map(len, packed.values())) + len(text) > room:
                 return packed, len(measured) - place
             packed[name] = text
         return packed, 0

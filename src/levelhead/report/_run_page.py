@@ -16,9 +16,9 @@ from ..store import Run
 from ._alerts import alert_groups, finding_spans, said_of
 from ._names import short_names
 from ._page import asset, page
-from ._points import NOT_THERE, Plan, Points, plan, statistics
+from ._points import NOT_THERE, Plan, Points, plan
 from ._scalars import scalar_lines
-from ._tables import colours, guides, telling
+from ._tables import colours, explained, guides, telling
 
 SCRIPTS = ("packed.js", "draw.js", "run.js", "timeline.js", "heads.js", "layers.js")
 
@@ -71,15 +71,7 @@ def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict
         },
         "levels": LEVELS,
         "not_there": NOT_THERE,
-        "fields": {
-            each.name: {
-                "label": each.label,
-                "meaning": each.meaning,
-                "log": each.log,
-                "bad": each.bad,
-            }
-            for each in statistics()
-        },
+        "fields": explained(),
         "guides": guides(run.thresholds),
         "steps": [point.step for point in points.points],
         "headlines": [point.headline for point in points.points],

@@ -33,6 +33,32 @@ def _explained(found: list[Statistic]) -> dict[str, dict[str, str]]:
     return {each.name: {"label": each.label, "meaning": each.meaning} for each in found}
 
 
+def explained() -> dict[str, dict[str, Any]]:
+    """The statistics that have a chart, and how to draw and read it."""
+    return {
+        each.name: {
+            "label": each.label,
+            "meaning": each.meaning,
+            "log": each.log,
+            "bad": each.bad,
+        }
+        for each in charted()
+    }
+
+
+def charted() -> list[Statistic]:
+    """The statistics that have a chart: first what the worst verdicts rest on, counts last."""
+    table: dict[str, Statistic] = statistics_of(Health) | statistics_of(GradHealth)
+    limits = [limit for rule in ranked().values() for case in rule.cases for limit in case.limits]
+    telling = list(dict.fromkeys(table[limit.statistic].chart for limit in limits))
+
+    def rank(each: Statistic) -> tuple[bool, int, bool, bool]:
+        place = telling.index(each.name) if each.name in telling else len(telling)
+        return isinstance(each, Count), place, not each.heading, not each.tracked
+
+    return sorted((each for each in table.values() if each.chart == each.name), key=rank)
+
+
 def colours() -> str:
     """CSS: the colours of every verdict, and a class with its name that has them."""
     coloured = {name: rule.colour for name, rule in VERDICTS.items() if rule.colour is not None}

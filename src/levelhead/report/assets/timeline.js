@@ -21,7 +21,7 @@
     rows = layers.flatMap((layer, place) => (single
       ? Array.from({ length: layer.heads }, (_, head) => ({ layer: place, head, from: Run.place(place, head), to: Run.place(place, head) + 1 }))
       : [{ layer: place, head: null, from: Run.place(place, 0), to: Run.place(place, 0) + layer.heads }]));
-    tall = Math.max(1, Math.min(14, Math.floor(MOST_ROWS / rows.length)));
+    tall = Math.max(1, Math.min(20, Math.floor(MOST_ROWS / rows.length)));
     if (!single) tall = Math.max(3, tall);
     return single;
   }
