@@ -3,7 +3,7 @@
   const { data, el, fill, number } = LH;
   const { fields, layers, sides, legend, levels } = data;
   const by = (id) => document.getElementById(id);
-  const order = Object.keys(legend), KINDS = ["before", "after"];
+  const order = Object.keys(legend), KINDS = ["before", "after"], MAIN = 9; // statistics that stand before the others
   const state = { ...data.chosen, by: data.statistic };
 
   // ------------------------------------------------------------ numbers of both, by layer and head
@@ -34,9 +34,9 @@
   const known = Object.keys(fields).filter((name) => now.every(({ values }) => values[name].some((x) => !Number.isNaN(x))));
 
   // From one to the other: above 0 is worse. On a logarithmic axis it is the ratio that counts.
-  function change(layer, head) {
-    if (state.by === "verdict") return verdict(0, layer, head).rank - verdict(1, layer, head).rank;
-    const [was, is] = [0, 1].map((which) => value(which, layer, head, state.by)), field = fields[state.by];
+  function change(layer, head, name) {
+    if (name === "verdict") return verdict(0, layer, head).rank - verdict(1, layer, head).rank;
+    const [was, is] = [0, 1].map((which) => value(which, layer, head, name)), field = fields[name];
     const moved = field.log && was > 0 && is > 0 ? Math.log(is / was) : is - was;
     return field.bad === "low" ? -moved : moved;
   }
@@ -56,17 +56,35 @@
       ...layers.map((layer, at) => el("div", { role: "row" }, el("span", { role: "rowheader", title: layer.names[1] }, layer.short), cells[at])));
   }
 
-  const told = (x, name) => (name === "verdict" ? "" : `${number(x)}`);
+  // Of every head, and the largest among them.
+  function changesIn(name) {
+    const changes = layers.map((layer, at) => Array.from({ length: layer.heads }, (_, head) => change(at, head, name)));
+    return { changes, most: changes.flat().reduce((most, x) => (Number.isFinite(x) ? Math.max(most, Math.abs(x)) : most), 1e-12) };
+  }
+
+  // The same in small for the statistics that tell most, the verdict first.
+  function drawMaps() {
+    const shown = ["verdict", ...known.slice(0, MAIN)].slice(0, 6), most = Math.max(...layers.map((layer) => layer.heads));
+    fill("maps", shown.map((name) => el("button", { type: "button", class: "multiple", "aria-pressed": String(name === state.by), onclick: () => choose({ by: name }) },
+      el("span", {}, name === "verdict" ? name : fields[name].label), el("span", { class: "small-map" }, el("canvas", { "aria-hidden": "true" })))));
+    by("maps").querySelectorAll("canvas").forEach((canvas, i) => {
+      const { changes, most: far } = changesIn(shown[i]), [card, warm, cool] = ["card", "warm", "cool"].map(Draw.rgb);
+      Draw.cells(canvas, layers.length, Math.max(2, Math.min(10, Math.floor(90 / layers.length))), (share) => Math.min(most - 1, Math.floor(share * most)), (row, column) => {
+        const moved = changes[row][column] || 0, end = moved > 0 ? warm : cool;
+        return Draw.pixel(card.map((part, c) => part + (end[c] - part) * Math.min(1, Math.abs(moved) / far) ** 0.7));
+      });
+    });
+  }
+
   function drawMap() {
-    const changes = layers.map((layer, at) => Array.from({ length: layer.heads }, (_, head) => change(at, head)));
-    const most = Math.max(...changes.flat().filter(Number.isFinite).map(Math.abs), 1e-12);
+    const { changes, most } = changesIn(state.by);
     cells.forEach((row, layer) => row.forEach((cell, head) => {
       const moved = changes[layer][head], [was, is] = [0, 1].map((which) => verdict(which, layer, head));
       const share = Number.isFinite(moved) ? Math.round(100 * Math.min(1, Math.abs(moved) / most) ** 0.7) : 0;
       cell.style.setProperty("--share", `${Math.round(share * 0.62)}%`); // the letter stays readable
       cell.style.setProperty("--side", moved > 0 ? "var(--warm)" : "var(--cool)");
       cell.textContent = legend[is.verdict].letter;
-      const numbers = state.by === "verdict" ? "" : `; ${fields[state.by].label} ${told(value(0, layer, head, state.by))} to ${told(value(1, layer, head, state.by))}`;
+      const numbers = state.by === "verdict" ? "" : `; ${fields[state.by].label} ${number(value(0, layer, head, state.by))} to ${number(value(1, layer, head, state.by))}`;
       cell.title = `${layers[layer].short}, head ${head}: ${was.verdict === is.verdict ? named(is) : `${named(was)} to ${named(is)}`}${numbers}`;
       cell.setAttribute("aria-label", cell.title);
       const chosen = layer === state.layer && head === state.head;
@@ -88,8 +106,10 @@
     const reasons = [0, 1].map((which) => sides[which].reasons?.[place(which, layer, head)]);
     fill("detail-words", reasons[0] ? sides.flatMap((side, which) => [`${side.name}: ${reasons[which]}.`, el("br")]) : "");
     fill("detail-head", el("tr", {}, el("th", { scope: "col" }, "statistic"), sides.map((side) => el("th", { scope: "col", class: "number" }, side.name))));
-    fill("detail-rows", known.map((name) => el("tr", {}, el("th", { scope: "row", title: fields[name].meaning }, fields[name].label),
-      [0, 1].map((which) => el("td", { class: "number" }, number(value(which, layer, head, name)))))));
+    const rows = known.map((name) => el("tr", {}, el("th", { scope: "row", title: fields[name].meaning }, fields[name].label),
+      [0, 1].map((which) => el("td", { class: "number" }, number(value(which, layer, head, name))))));
+    fill("detail-rows", rows.slice(0, MAIN));
+    fill("more-rows", rows.slice(MAIN));
   }
 
   function drawCurves() {
@@ -124,6 +144,7 @@
   const address = () => `#head=${state.layer}.${state.head}&by=${state.by}`;
   function draw() {
     drawMap();
+    drawMaps();
     drawDetail();
     drawCurves();
   }

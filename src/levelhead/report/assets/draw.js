@@ -87,7 +87,7 @@ const Draw = (() => {
     return sx;
   }
 
-  const short = (x) => (Math.abs(x) >= 1e4 && x ? x.toExponential(0).replace("e+", "e").replace("-", "−") : LH.number(x));
+  const short = (x) => (x && (Math.abs(x) >= 1e4 || Math.abs(x) < 1e-3) ? x.toExponential(0).replace("e+", "e").replace("-", "−") : LH.number(x));
 
   // ------------------------------------------------------------ colours of a canvas
 
