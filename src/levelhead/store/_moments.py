@@ -71,7 +71,10 @@ def _merged(kind: type[Statistics], parts: Iterable[tuple[str, Floats]]) -> dict
     found: dict[str, list[Floats]] = {}
     for layer, sums in parts:
         found.setdefault(layer, []).append(sums)
-    return {layer: kind(aligned(kind, several)).over_batch() for layer, several in found.items()}
+    return {
+        layer: kind(several[0]) if len(several) == 1 else kind(aligned(kind, several)).over_batch()
+        for layer, several in found.items()
+    }
 
 
 def aligned(kind: type[PerHead], parts: Sequence[Floats]) -> Floats:
