@@ -19,7 +19,7 @@ FEW_DIGITS = 7
 
 def pack_bytes(values: NDArray[np.uint8]) -> str:
     """Bytes, deflated, in base64."""
-    return base64.b64encode(zlib.compress(values.tobytes(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode("ascii")
 
 
 def pack_floats(values: Floats, digits: int = DIGITS) -> str:

@@ -13,6 +13,8 @@
       type: "button", role: "gridcell", tabindex: -1, "data-testid": "cell", "data-layer": place, "data-head": head,
     })));
     by("map").style.setProperty("--names", `${Math.min(Math.max(longest * 0.58 + 1, 4), innerWidth < 600 ? 9 : 18)}em`);
+    by("map").classList.toggle("tall", layers.length > 24);
+    by("map").classList.toggle("dense", most > 24); // too many for letters
     by("map").replaceChildren(
       el("div", { role: "row" }, el("span", { class: "corner", role: "columnheader" }, "head"),
         Array.from({ length: most }, (_, head) => el("span", { role: "columnheader" }, String(head)))),

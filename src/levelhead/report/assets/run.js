@@ -114,7 +114,15 @@ const Run = (() => {
     fill("findings", data.said[now()].map((which) => data.told[which]).map((finding) =>
       el("li", {}, mark(finding.mark), el("p", {}, finding.text))));
   }
-  parts.push({ draw: move, move });
+  // As tall as the longest headline, so that nothing below it jumps while the steps go by.
+  function reserve() {
+    const node = document.getElementById("headline");
+    node.style.minHeight = "";
+    node.textContent = data.headlines.reduce((a, b) => (b.length > a.length ? b : a), "");
+    node.style.minHeight = `${node.offsetHeight}px`;
+    move();
+  }
+  parts.push({ draw: reserve, move });
 
   // Options that have not changed stay: a list that is open would close.
   function pick(id, options, chosen, onChange) {

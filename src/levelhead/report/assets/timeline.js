@@ -177,9 +177,9 @@
   strip.addEventListener("pointerup", (event) => {
     if (!began) return;
     const tap = Math.hypot(event.clientX - began.clientX, event.clientY - began.clientY) < 6;
+    const row = rows[Math.floor((event.clientY - strip.getBoundingClientRect().top) / tall)];
     began = null;
     follow(event);
-    const row = rows[Math.floor((event.clientY - strip.getBoundingClientRect().top) / tall)];
     if (tap && row) Run.choose({ layer: row.layer, head: row.head ?? worstHead(row) });
   });
   function worstHead(row) {
