@@ -123,7 +123,8 @@ class Comparison:
         old, new = (sum(map(needs_attention, _all(side))) for side in (self.before, self.after))
         gains = [pair.gain for pair in self.pairs()]
         said = (
-            f"{_none(new)} of {plural(len(_all(self.after)), 'head')} need attention in "
+            f"{_none(new)} of {plural(len(_all(self.after)), 'head')} "
+            f"{'needs' if new == 1 else 'need'} attention in "
             f"{self.after.name}, {_none(old)} of {len(_all(self.before)):,} in {self.before.name}"
         )
         if not any(gains):
