@@ -1,10 +1,11 @@
-"""Makes the pictures of this folder: python docs/images/screenshot.py, or only explore.
+"""Makes the pictures of this folder: python docs/images/screenshot.py, or only explore or run.
 
 Needs levelhead[demo], playwright, and a Chromium on the path or in LEVELHEAD_CHROMIUM.
 """
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -13,7 +14,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from levelhead.checkup import examine, load
 from levelhead.explore import write_explorer
-from levelhead.report import checkup_page
+from levelhead.report import checkup_page, compare_page, compare_runs, run_page
+from levelhead.store import read_run
 
 WIDTH, HEIGHT = 1200, 1660
 
@@ -46,6 +48,24 @@ def explore(browser: Browser, folder: Path) -> None:
     tab.screenshot(path=Path(__file__).with_name("explore.png"), clip=clip)
 
 
+def run(browser: Browser, folder: Path) -> None:
+    """Train the example, and photograph its run and the comparison with its cure."""
+    example = Path(__file__).parents[2] / "examples" / "exploding_head.py"
+    store = folder / "run.db"
+    subprocess.run([sys.executable, example, store], check=True, stdout=subprocess.DEVNULL)
+    pages = {
+        "run": (run_page(read_run(store, 1)), 1190),
+        "compare": (compare_page(compare_runs(store, "1", "2")), 1500),
+    }
+    for name, (text, height) in pages.items():
+        page = folder / f"{name}.html"
+        page.write_text(text, encoding="utf-8")
+        tab = browser.new_page(viewport={"width": WIDTH, "height": height})
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("[data-testid=cell]")
+        tab.screenshot(path=Path(__file__).with_name(f"{name}.png"))
+
+
 def main(*wanted: str) -> None:
     """Make the pictures that are named, or all."""
     chromium = os.environ.get("LEVELHEAD_CHROMIUM") or shutil.which("chromium")
@@ -53,7 +73,7 @@ def main(*wanted: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--headless=new", "--no-sandbox", "--disable-gpu"]
         )
-        for make in (checkup, explore):
+        for make in (checkup, explore, run):
             if not wanted or make.__name__ in wanted:
                 make(browser, Path(folder))
         browser.close()

@@ -54,7 +54,7 @@ const Draw = (() => {
     const width = node.clientWidth, top = 8, bottom = x.label ? 36 : 6;
     const sx = scale(x.min, x.max, left, width - right), sy = scale(y.min, y.max, height - bottom, top, y.log);
     const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-    for (const tick of ticks(y.min, y.max, Math.max(2, Math.floor(height / 48)), y.log)) {
+    for (const tick of ticks(y.min, y.max, Math.max(2, Math.floor(height / 38)), y.log)) {
       svg.append(s("path", { class: "grid", d: `M${left} ${sy(tick)}H${width - right}` }));
       if (left) svg.append(s("text", { x: left - 6, y: sy(tick) + 4, "text-anchor": "end" }, short(tick)));
     }

@@ -104,7 +104,7 @@
         style: `left:${left}%;width:${width}%;top:${row * 24}px`, onclick: () => Run.choose({ at: span.to }),
       }, el("span", {}, span.name));
     });
-    const flat = alerts.flatMap((group) => group.alerts.map((alert) => ({ ...alert, mark: group.mark, verdict: group.verdict })));
+    const flat = alerts.flatMap((group) => group.alerts.map((alert) => ({ ...alert, mark: alert.level === "ok" ? "healthy" : group.mark, verdict: group.verdict })));
     const top = lanes.length * 24, seen = new Set();
     const diamonds = flat.filter(({ step, mark }) => { const key = `${step} ${mark}`; return !seen.has(key) && seen.add(key); }).map((alert) => el("button", {
       type: "button", class: `alert-mark ${alert.mark}`, style: `left:${share(alert.step) * 100}%;top:${top}px`,
