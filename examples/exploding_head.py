@@ -2,8 +2,7 @@
 
     python examples/exploding_head.py [RUN.db]
 
-A small transformer learns which tokens it saw last, with a learning rate that is too large for
-its attention. The second run differs in one word: qk_norm. RUN.db keeps both.
+A small transformer learns at too large a rate; the second run has QK-norm. RUN.db keeps both.
 """
 
 import logging
