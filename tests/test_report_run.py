@@ -223,6 +223,20 @@ def test_statistics_that_have_no_room_are_left_out_and_told(store, monkeypatch):
     assert "statistics had no room on this page" in data["thinned"]
 
 
+def test_the_page_of_a_large_model_is_small():
+    """Of numbers that no compression helps with: some 400 heads, every one at 300 steps."""
+    rng, layers = np.random.default_rng(0), [f"model.layers.{at}.attn" for at in range(24)]
+    like = record(0).health["h.0.attn"].sums[0]
+
+    def noisy():
+        return lh.Health(like * rng.uniform(0.5, 2, (16, len(like))))
+
+    records = [StepRecord(step, 0.0, {name: noisy() for name in layers}) for step in range(320)]
+    page = run_page(Run.from_records(records))
+    assert 1_000_000 < len(page) < 3_000_000
+    assert "300 of 320 steps are shown" in page and "had no room on this page" in page
+
+
 def test_of_many_scalars_the_extremes_stay(store, monkeypatch):
     monkeypatch.setattr(_scalars, "MOST_BINS", 5)
     for step in range(50):

@@ -164,8 +164,8 @@ def report(
                 chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
                 page = html or run_db.with_suffix(".html")
                 _check_outputs(page, keep=run_db)
-                tell(f"Writing {page}")
-                write_run_page(page, chosen)
+                part = f"Writing {page}"
+                write_run_page(page, chosen, lambda done, of: tell(part, done=done, total=of))
         if compare is not None:
             print(comparison_text(comparison))
         _say(f"wrote {page}")

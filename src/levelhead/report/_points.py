@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ MOST_POINTS = 300  # a screen has hardly more pixels for them
 FEWEST_POINTS = 60
 MOST_READ = 1_280_000  # heads × steps: more would take long to read, and make a large page
 ROOM = 1_800_000  # characters of packed numbers
+OnPoint = Callable[[int, int], None]  # points read, points in all
 NOT_THERE = 255  # the code of a head whose layer took no part
 
 
@@ -118,9 +119,12 @@ class Points:
         self._gradients: dict[str, GradHealth] = {}
         self._seen: dict[str, int] = {}
 
-    def read(self, run: Run, groups: Sequence[Sequence[int]]) -> None:
+    def read(
+        self, run: Run, groups: Sequence[Sequence[int]], on_point: OnPoint = lambda *_: None
+    ) -> None:
         """Add a point for every group of steps, given by their places in the run."""
-        for places in groups:
+        for done, places in enumerate(groups):
+            on_point(done, len(groups))
             self._add(run, run.together(places), run.steps[places[-1]])
 
     def _add(self, run: Run, now: Evidence, step: int) -> None:

@@ -16,22 +16,27 @@ from ..store import Run
 from ._alerts import alert_groups, finding_spans, said_of
 from ._names import short_names
 from ._page import asset, page
-from ._points import NOT_THERE, Plan, Points, plan
+from ._points import NOT_THERE, OnPoint, Plan, Points, plan
 from ._scalars import scalar_lines
 from ._tables import colours, explained, guides, telling
 
 SCRIPTS = ("packed.js", "draw.js", "run.js", "timeline.js", "heads.js", "layers.js")
 
 
-def write_run_page(path: str | os.PathLike[str], run: Run) -> None:
-    """Write the page of a run to a file, whole or not at all."""
-    write_whole(Path(path), run_page(run))
+def write_run_page(
+    path: str | os.PathLike[str], run: Run, on_point: OnPoint = lambda *_: None
+) -> None:
+    """Write the page of a run to a file, whole or not at all.
+
+    on_point: called with (points read, points in all)
+    """
+    write_whole(Path(path), run_page(run, on_point))
 
 
-def run_page(run: Run) -> str:
+def run_page(run: Run, on_point: OnPoint = lambda *_: None) -> str:
     """The page of a run as one HTML file."""
     title = f"Run {run.name}" if run.name else "A watched run"
-    return _framed(title, run_data(run), "begin.js")
+    return _framed(title, run_data(run, on_point), "begin.js")
 
 
 def live_page(name: str) -> str:
@@ -45,10 +50,10 @@ def _framed(title: str, data: dict[str, Any], begin: str, *, served: bool = Fals
     return page(title, asset("run.html"), data, script, style, plotly=False, served=served)
 
 
-def run_data(run: Run) -> dict[str, Any]:
+def run_data(run: Run, on_point: OnPoint = lambda *_: None) -> dict[str, Any]:
     """All that the page shows, words included: its script only draws."""
     planned, points = plan(run), Points()
-    points.read(run, planned.groups)
+    points.read(run, planned.groups, on_point)
     return points_data(run, planned, points)
 
 

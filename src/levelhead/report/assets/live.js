@@ -23,6 +23,7 @@
     }
     setTimeout(look, PACE);
   }
-  if (!LH.data.steps) LH.fill("headline", "No run is recorded yet.");
+  LH.fill("headline", "No run is recorded yet.");
+  say("Reading …");
   look();
 })();
