@@ -120,10 +120,9 @@ def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] 
     if loud := [finding for finding in wide if finding.is_loud]:
         said = f"{loud[0].name}: {loud[0].reason}."
     elif ill:
-        verb = "needs" if len(ill) == 1 else "need"
-        said = (
-            f"{len(ill):,} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
-        )
+        need = "needs" if len(ill) == 1 else "need"
+        many = f"{len(ill):,} of {plural(len(heads), 'head')}"
+        said = f"{many} {need} attention: {listed(count(ill))}."
     elif short == len(heads):
         said = f"none of the {plural(short, 'head')} could be judged: the rows are too short."
     elif short:

@@ -21,7 +21,7 @@ _ROOM = 4  # around the line, for its end
 class Sparkline(NamedTuple):
     """A line to be drawn in a box of SIZE, and its words.
 
-    path:  of an SVG; it has gaps where there is no number
+    path:  of an SVG; it has gaps where there is no number, and is empty for a single one
     end:   its last point
     guide: the height of a limit, None where the line stays away from it
     """
@@ -56,9 +56,11 @@ def sparkline(
     finite = given[np.isfinite(given)]
     if not finite.size:
         return None
-    words = number(finite[0]) if finite.size == 1 else f"{number(finite[0])} → {number(finite[-1])}"
+    words = number(finite[0]) + (f" → {number(finite[-1])}" if finite.size > 1 else "")
     if lost := given.size - finite.size:
         words += f", not finite at {plural(lost, 'step')}"
+    if finite.size == 1:
+        return Sparkline(label, words, "", (0.0, 0.0))
     points = _scaled(_thinned(given, merge), log)
     low, high = np.nanmin(points), np.nanmax(points)
     guide = float(_scaled(np.array([limit[0]]), log)[0])
