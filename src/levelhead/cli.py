@@ -25,6 +25,7 @@ from ._progress import progress
 from .checkup import TargetError, examine, load
 from .explore import write_explorer
 from .lab import LabError, progress_bar, verdict_words
+from .lab import experiments as list_experiments
 from .lab import run as run_lab
 from .report import (
     checkup_json,
@@ -75,7 +76,11 @@ def checkup(
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
+        typer.Option(
+            metavar="VERDICT",
+            help="Exit with 1 if a head is that bad or worse.",
+            autocompletion=failable,
+        ),
     ] = None,
     scale_factor: Annotated[
         list[float] | None,
@@ -139,7 +144,11 @@ def report(
 @app.command()
 def lab(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Names or claim numbers; all by default.",
+            autocompletion=list_experiments,
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
     out: Annotated[

@@ -184,8 +184,8 @@ def _judged(
 
 
 def _measured(head: Head) -> bool:
-    """Whether there is any number to judge it by."""
-    return any(head[name] is not None for name in _headings(Health))
+    """Whether there is any number to judge it by: a score, or a row of weights."""
+    return head["largest_score"] is not None or head["entropy_ratio"] is not None
 
 
 def _headline(
@@ -289,7 +289,6 @@ def _worst(heads: Sequence[tuple[str, Head]]) -> dict[str, Any]:
     }
 
 
-@cache
 def _headings(kind: type[Health | GradHealth]) -> dict[str, tuple[str, str]]:
     """Heading and meaning of the statistics that are printed."""
     table = statistics_of(kind).items()
