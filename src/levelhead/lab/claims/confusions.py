@@ -170,7 +170,7 @@ def _softmax(seed: int, keys: int, d_k: int, rule: str) -> dict[str, Any]:
     scale = SCALE_RULES[rule](d_k, None)
     options: dict[str, Any] = {"return_lse": True, "return_weights": True, "return_health": True}
     r = attention(query, key, value, scale=scale, **options)
-    back = attention_backward(
+    back: Any = attention_backward(
         *(gradient, query, key, value, r.output, r.lse), scale=scale, return_health=True
     )
     return {
@@ -248,32 +248,43 @@ def _slopes(words: dict[str, Array]) -> tuple[Spread, Spread]:
     return Spread(found[0]), Spread(found[1])
 
 
+def _growth(words: dict[str, Array], fixed: str) -> Spread:
+    """The variance at the end of the other scale over that at its beginning."""
+    variance = words["variance"][:, words[fixed][0] == MIDDLE]
+    return Spread(variance[:, -1] / variance[:, 0])
+
+
+def _learned(training: dict[str, Array]) -> dict[str, Any]:
+    """What the text quotes of the training."""
+    rates, widest = np.unique(training["rate"][0]), int(training["d_k"].max())
+    slow = {"d_k": widest, "rate": rates[0]}
+    return {
+        **{"widest_trained": widest, "slowest": rates[0], "guessing": GUESSING},
+        "rates": ", ".join(f"{rate:g}" for rate in rates),
+        "loss_dk": Spread(_best(training, "dk", widest)),
+        "loss_root": Spread(_best(training, "sqrt_dk", widest)),
+        "lags": _words_of(_lags(training)),
+        "slow_dk": at(training, "answers", scale="dk", **slow),
+        "slow_root": at(training, "answers", scale="sqrt_dk", **slow),
+    }
+
+
 def numbers(runs: Runs) -> dict[str, Any]:
     """What the text quotes."""
     figures = stack(runs)
     words, shapes, softmax = figures["words"], figures["shapes"], figures["softmax"]
-    training, variance = figures["training"], words["variance"]
     fewest, most, widest = CROSSED[0], CROSSED[-1], D_K[-1]
-    rates, trained = np.unique(training["rate"][0]), int(training["d_k"].max())
-
-    def ratio(**fixed: int) -> Spread:
-        (other,) = {"words", "d_k"} - {*fixed}
-        ends = [(words[name][0] == value) for name, value in fixed.items()]
-        high, low = (np.logical_and(*ends, words[other][0] == x) for x in (most, fewest))
-        return Spread(variance[:, high].mean(axis=1) / variance[:, low].mean(axis=1))
 
     def soft(column: str, rule: str, d_k: int = widest) -> Spread:
         return at(softmax, column, scale=rule, d_k=d_k)
 
     square = [f"{count:.0f}×{count:.0f}" for count in shapes["words"][0]]
     slope_words, slope_d_k = _slopes(words)
-    slow = {"d_k": trained, "rate": rates[0]}
     return {
         **{"fewest": fewest, "most": most, "middle": MIDDLE, "widest": widest},
         **{name: int(figures[name][0]) for name in ("keys", "steps")},
-        **{"shift": SHIFT, "factor": FACTOR, "widest_trained": trained, "slowest": rates[0]},
-        "rates": ", ".join(f"{rate:g}" for rate in rates),
-        **{"by_words": ratio(d_k=MIDDLE), "by_d_k": ratio(words=MIDDLE)},
+        **{"shift": SHIFT, "factor": FACTOR},
+        **{"by_words": _growth(words, "d_k"), "by_d_k": _growth(words, "words")},
         **{"slope_words": slope_words, "slope_d_k": slope_d_k},
         "few_words": at(words, "divided_by_words", words=fewest, d_k=MIDDLE),
         "many_words": at(words, "divided_by_words", words=most, d_k=MIDDLE),
@@ -290,12 +301,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         **{name: Spread(figures[name]) for name in ("shift_moved", "factor_moved")},
         "variance_dk": soft("variance", "dk"),
         **{"share_dk": soft("share_of_keys", "dk"), "share_root": soft("share_of_keys", "sqrt_dk")},
-        "loss_dk": Spread(_best(training, "dk", trained)),
-        "loss_root": Spread(_best(training, "sqrt_dk", trained)),
-        "guessing": GUESSING,
-        "lags": _words_of(_lags(training)),
-        "slow_dk": at(training, "answers", scale="dk", **slow),
-        "slow_root": at(training, "answers", scale="sqrt_dk", **slow),
+        **_learned(figures["training"]),
     }
 
 
@@ -442,7 +448,7 @@ def _picture_of_training(curves: dict[str, Array], d_k: int) -> Spec:
         for rate, dash in zip(rates, ("dot", "dash", "solid")[-len(rates) :], strict=True):
             chosen = (curves["scale"][0] == rule) & (curves["rate"][0] == rate)
             mean = curves["answers"][:, chosen]
-            style = {"mode": "lines", "line": {"dash": dash}}
+            style: Spec = {"mode": "lines", "line": {"dash": dash}}
             lines += band(f"{NAMES[rule]}, rate {rate:g}", steps, mean, COLOURS[rule], **style)
     return picture(
         f"“Dividing by d_k would do as well”: in training (d_k = {d_k})",

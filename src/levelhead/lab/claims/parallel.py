@@ -174,11 +174,12 @@ def _lstm_steps(layer: nn.LSTM, x: Tensor) -> Tensor:
     import torch  # noqa: PLC0415
     from torch.nn.functional import linear  # noqa: PLC0415
 
-    inputs = linear(x, layer.weight_ih_l0, layer.bias_ih_l0)
+    weight: dict[str, Tensor] = dict(layer.named_parameters())
+    inputs = linear(x, weight["weight_ih_l0"], weight["bias_ih_l0"])
     hidden = cell = x.new_zeros(len(x), WIDTH)
     outputs = []
     for now in inputs.unbind(1):
-        gates = now + linear(hidden, layer.weight_hh_l0, layer.bias_hh_l0)
+        gates = now + linear(hidden, weight["weight_hh_l0"], weight["bias_hh_l0"])
         enter, forget, new, leave = gates.chunk(4, -1)
         cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
         hidden = leave.sigmoid() * cell.tanh()
