@@ -186,7 +186,7 @@ def test_attention_waits_for_nothing_and_an_lstm_for_every_position(figures):
         "lstm": [2 * n * 8 * width**2 / 1e6 for n in (short, long)],
     }
     for name, mflop in theory.items():
-        assert chains[f"{name}_mflop"] == pytest.approx(mflop)
+        assert chains[f"{name}_mflop"] == pytest.approx(mflop, rel=1e-5)  # six digits are kept
     assert len(set(run["heads"]["mflop"])) == 1
     assert run["heads"]["weights"][-1] == 32 * run["heads"]["weights"][0]
 

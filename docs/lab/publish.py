@@ -1,4 +1,4 @@
-"""Put a run of the lab here: results.json, its pictures as images, and results.md to read them by.
+"""Put a run of the lab here: its figures, its pictures as images, and results.md to read them by.
 
     levelhead lab --out lab && python docs/lab/publish.py lab
     levelhead lab verdicts --out lab && python docs/lab/publish.py lab   # others stay as they are
@@ -106,6 +106,16 @@ def read(folder: Path) -> list[dict]:
     return found
 
 
+def keep_timings(run: Path) -> None:
+    """What the clock said, beside results.json; experiments that were not run keep theirs."""
+    here = HERE / "timings.json"
+    kept = json.loads(here.read_text(encoding="utf-8")) if here.exists() else []
+    new = json.loads((run / "timings.json").read_text(encoding="utf-8"))
+    timings = {each["experiment"]: each for each in [*kept, *new]}
+    text = json.dumps([*timings.values()], indent=1, ensure_ascii=False) + "\n"
+    here.write_text(text, encoding="utf-8")
+
+
 def main(run: str | None = None) -> None:
     """Publish the run in this folder; without one, write the words of the published one again."""
     results, pictures = read(HERE), published_pictures()
@@ -117,6 +127,7 @@ def main(run: str | None = None) -> None:
         pictures |= save_pictures(Path(run) / "index.html")
         text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
         (HERE / "results.json").write_text(text, encoding="utf-8")
+        keep_timings(Path(run))
         there = {file for files in pictures.values() for file, _ in files}
         for old in FIGURES.glob("*.png"):
             if old.name not in there:

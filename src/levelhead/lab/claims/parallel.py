@@ -34,10 +34,10 @@ DONE = """
 On this machine ({cpu}, {cores}) an attention layer of width {width} with {layer_heads} heads was
 put beside an LSTM of the same width. Both were computed operation by operation, and in PyTorch's
 graph of that the longest chain was counted in which every operation waits for the one before;
-their matrix products were counted, too. Then the layers themselves were timed, {rounds} rounds in
-turns, best of each: on one thread by that thread's CPU time, which other programs hardly change,
-and on all threads by the clock on the wall. Last, one head of width {split} was put
-beside {most} heads that share this width.
+their matrix products were counted, too. Then the layers themselves were timed in turns, more often
+the shorter the sequence, and the best of each was taken: on one thread by that thread's CPU time,
+which other programs hardly change, and on all threads by the clock on the wall. Last, one head of
+width {split} was put beside {most} heads that share this width.
 """
 FOUND = """
 The longest chain has {chain_attention:.0f} operations for attention at every length from {first} to
@@ -45,9 +45,9 @@ The longest chain has {chain_attention:.0f} operations for attention at every le
 {per_step:.1f} for each position. Written out like this, they differ from the layers by at most
 {differs:.0e}. But attention's work grows faster: from {first} to {last} positions the
 multiplications grow {work_attention:.0f}-fold, those of the LSTM {work_lstm:.0f}-fold. Many heads
-multiply no more than one: {flop_many:.3g} million multiplications and additions with {most} heads,
-{flop_one:.3g} million with one, at {heads_length} positions; but the softmax has {exponentials:.0f}
-times as many weights to compute.
+multiply no more than one: {flop_many:,.0f} million multiplications and additions with {most} heads,
+{flop_one:,.0f} million with one, at {heads_length} positions; but the softmax has
+{exponentials:.0f} times as many weights to compute.
 """
 CLOCK = """
 On one thread ({cpu}), one sequence of {shortest} positions took {attention_short:.2f} ms with
@@ -59,8 +59,8 @@ they are equal {crossover_trained}. With {batch} sequences of {batch_length} at 
 can compute side by side, attention is {faster_batch:.2f±} times as fast, with one of them
 {faster_alone:.2f±} times. On {all_threads} threads instead of one, by the clock on the wall,
 attention at {longest_threads} positions gets {gain_attention:.2f} times as fast and the LSTM
-{gain_lstm:.2f} times, on a machine with a load average of {load:.1f}: threads that wait for each
-other at every position suffer most from what else is running. {many} heads of width {many_width}
+{gain_lstm:.2f} times. The machine had a load average of {load:.1f} at the time, on {cores}{busy}.
+{many} heads of width {many_width}
 take {cost_many:.2f±} times as long as one of width {split}, {most} heads of width {most_width}
 {cost_most:.2f±} times (one thread, {heads_length} positions).
 """
@@ -381,15 +381,20 @@ def numbers(runs: Runs) -> dict[str, Any]:
     slope, constant = np.polyfit(lengths, attention_work, 1)
     equal = float((lstm_work[-1] - constant) / slope)
 
+    clock = _clock(figures["timings"])
+    # Threads that wait for each other at every position wait for whatever else is running, too.
+    busy = ", too much to say what threads gain" if clock["load"] > threads else ""
+
     def growth(name: str) -> float:
         return float(chains[f"{name}_mflop"][0, -1] / chains[f"{name}_mflop"][0, 0])
 
     return {
         **{"cpu": str(figures["cpu"][0]), "cores": _cores(threads), "all_threads": threads},
+        "busy": busy,
         **{"width": WIDTH, "layer_heads": HEADS, "split": SPLIT, "most": most, "many": MANY},
         **{"many_width": SPLIT // MANY, "most_width": SPLIT // most},
         **{"batch": BATCH, "batch_length": BATCH_LENGTH},
-        **{name: int(figures[name][0]) for name in ("rounds", "heads_length")},
+        "heads_length": int(figures["heads_length"][0]),
         **{"first": int(lengths[0]), "last": int(lengths[-1])},
         "chain_attention": chains["attention_chain"].max(),
         **{"chain_first": lstm[0], "chain_last": lstm[-1]},
@@ -400,7 +405,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         "flop_one": at(heads, "mflop", heads=1),
         "flop_many": at(heads, "mflop", heads=most),
         "exponentials": at(heads, "weights", heads=most) / at(heads, "weights", heads=1),
-        **_clock(figures["timings"]),
+        **clock,
     }
 
 
