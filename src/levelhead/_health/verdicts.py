@@ -94,12 +94,15 @@ class Thresholds:
     )
     # Over time, and of many heads at once.
     sharp_typical: float = _from(
-        0.2, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
+        0.25, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
     )
-    saturated_typical: float = _from(0.15, "share of saturated rows from which it does", _STUDY)
-    most_heads: float = _from(0.5, "share of the heads that is most of them", _STUDY)
+    saturated_typical: float = _from(0.1, "share of saturated rows from which it does", _STUDY)
+    most_heads: float = _from(0.6, "share of the heads that is most of them", _STUDY)
     learned: float = _from(
-        0.45, "share of the first loss that must be gone before heads may be sharp", _STUDY
+        0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
+    )
+    solved: float = _from(
+        0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
     )
     lost: float = _from(0.1, "share of what the loss had gained that may be lost again", _STUDY)
     scale_off: float = _from(
@@ -114,7 +117,7 @@ class Thresholds:
         0.97, "entropy ratio above which a head counts among the flat ones of a model", _STUDY
     )
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
-    flat_patience: float = _from(200, "steps that a model must be flat before it is told", _STUDY)
+    flat_patience: float = _from(250, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
         100, "steps ahead within which a head on course to explode is told", _STUDY
     )
