@@ -15,13 +15,12 @@ from .._experiment import Runs
 from .._figures import Array, Figures, Spread, at, stack, table
 from .._inputs import normal
 from .._machine import cpu_name
+from .._operations import attention_steps, longest_chain, lstm_steps
 from .._plot import BLUE, GREEN, ORANGE, Spec, axis, band, guide, line, picture
 from .._threads import one_thread
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from ...torch.nn import MultiHeadAttention
+    from torch import nn
 
 CLAIM = 18
 VERSION = 1
@@ -60,9 +59,8 @@ can compute side by side, attention is {faster_batch:.2f±} times as fast, with 
 {faster_alone:.2f±} times. On {all_threads} threads instead of one, by the clock on the wall,
 attention at {longest_threads} positions gets {gain_attention:.2f} times as fast and the LSTM
 {gain_lstm:.2f} times. The machine had a load average of {load:.1f} at the time, on {cores}{busy}.
-{many} heads of width {many_width}
-take {cost_many:.2f±} times as long as one of width {split}, {most} heads of width {most_width}
-{cost_most:.2f±} times (one thread, {heads_length} positions).
+{many} heads of width {many_width} take {cost_many:.2f±} times as long as one of width {split},
+{most} heads of width {most_width} {cost_most:.2f±} times (one thread, {heads_length} positions).
 """
 LIMITS = """
 Parallel means that nothing has to wait, not that there is less to do. Each position meets each
@@ -155,38 +153,6 @@ def _layers() -> dict[str, Any]:
 # ---------------------------------------------------------------- operations
 
 
-def _attention_steps(layer: MultiHeadAttention, x: Tensor) -> Tensor:
-    """What the layer computes, operation by operation."""
-    from torch.nn.functional import linear  # noqa: PLC0415
-
-    assert layer.in_proj_weight is not None
-    query, key, value = (
-        part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        for part in linear(x, layer.in_proj_weight, layer.in_proj_bias).chunk(3, -1)
-    )
-    weights = (query @ key.transpose(-1, -2) * (WIDTH // HEADS) ** -0.5).softmax(-1)
-    output: Tensor = layer.out_proj((weights @ value).transpose(1, 2).flatten(-2))
-    return output
-
-
-def _lstm_steps(layer: nn.LSTM, x: Tensor) -> Tensor:
-    """Likewise; all inputs are projected at once, because nothing there has to wait."""
-    import torch  # noqa: PLC0415
-    from torch.nn.functional import linear  # noqa: PLC0415
-
-    weight: dict[str, Tensor] = dict(layer.named_parameters())
-    inputs = linear(x, weight["weight_ih_l0"], weight["bias_ih_l0"])
-    hidden = cell = x.new_zeros(len(x), WIDTH)
-    outputs = []
-    for now in inputs.unbind(1):
-        gates = now + linear(hidden, weight["weight_hh_l0"], weight["bias_hh_l0"])
-        enter, forget, new, leave = gates.chunk(4, -1)
-        cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
-        hidden = leave.sigmoid() * cell.tanh()
-        outputs.append(hidden)
-    return torch.stack(outputs, 1)
-
-
 def _chains(layers: dict[str, Any], length: int) -> dict[str, float]:
     """The longest chain and the products of each layer, and that it is the same layer."""
     import torch  # noqa: PLC0415
@@ -195,34 +161,17 @@ def _chains(layers: dict[str, Any], length: int) -> dict[str, float]:
     x = torch.randn(1, length, WIDTH)
     row: dict[str, float] = {"length": length}
     with one_thread():
-        for name, steps in (("attention", _attention_steps), ("lstm", _lstm_steps)):
+        for name, steps in (("attention", attention_steps), ("lstm", lstm_steps)):
             with FlopCounterMode(display=False) as counter:
                 output = steps(layers[name], x)
             with torch.no_grad():
                 differs = float((layers[name](x)[0] - output).abs().max())
             row |= {
-                f"{name}_chain": _longest_chain(output),
+                f"{name}_chain": longest_chain(output),
                 f"{name}_mflop": counter.get_total_flops() / 1e6,
                 f"{name}_differs": differs,
             }
     return row
-
-
-def _longest_chain(output: Tensor) -> int:
-    """Operations on the longest path from a parameter to the output, in the gradient's graph."""
-    length: dict[Any, int] = {}
-    waiting: list[Any] = [output.grad_fn]
-    while waiting:
-        node = waiting[-1]
-        before = [each for each, _ in node.next_functions if each is not None]
-        missing = [each for each in before if each not in length]
-        if missing:
-            waiting += missing
-        else:
-            # A parameter, which has nothing before it, is no operation.
-            length[node] = 1 + max((length[each] for each in before), default=-1)
-            waiting.pop()
-    return length[output.grad_fn]
 
 
 def _split_work(heads: int, length: int) -> dict[str, float]:
@@ -438,60 +387,88 @@ def verdict(runs: Runs) -> tuple[str, str]:
     return ("holds" if all(parts) else "holds partly" if any(parts) else "does not hold"), why
 
 
+COLOURS = {"attention": BLUE, "lstm": ORANGE}
+NAMES = {"attention": "attention", "lstm": "LSTM"}
+
+
 def plot(runs: Runs) -> list[Spec]:
-    """Chains and times by length, and the time of many heads."""
+    """Chains and times by length, the time of many heads, and what threads change."""
     figures = stack(runs)
     chains, timings = figures["chains"], figures["timings"]
-    threads, split = timings["threads"], timings["heads"]
-    lengths, counted = timings["forward"]["length"][0], chains["length"][0]
-    colours = {"attention": BLUE, "lstm": ORANGE}
-    names = {"attention": "attention", "lstm": "LSTM"}
-    count = int(figures["threads"][0])
-    clock = []  # the best of all seeds, as in the text
-    for name, colour in colours.items():
-        for suffix, words, dash in (
-            ("_one", "1 thread", "solid"),
-            ("_all", f"{count} threads", "dash"),
-        ):
-            label = f"{names[name]}, {words}"
-            best = threads[f"{name}{suffix}"].min(axis=0)
-            clock.append(line(label, threads["length"][0], best, colour, line={"dash": dash}))
-    ratios = [guide("equally fast", lengths, 1.0)]
-    for part, label, colour in (
-        ("forward", "forward", BLUE),
-        ("trained", "forward and backward", GREEN),
-    ):
-        times = timings[part]
-        ratio = times["lstm"] / times["attention"]
-        ratios += band(label, times["length"][0], ratio, colour, geometric=True)
-    cost = split["milliseconds"] / split["milliseconds"][:, :1]
-    by_length = axis("positions", log=True, ticks=lengths)
+    counted = axis("positions", log=True, ticks=chains["length"][0])
+    split = timings["heads"]["milliseconds"]
     return [
         picture(
             "Longest chain of operations that wait for each other",
             [
-                line(names[name], counted, chains[f"{name}_chain"][0], colour)
-                for name, colour in colours.items()
+                line(NAMES[name], chains["length"][0], chains[f"{name}_chain"][0], colour)
+                for name, colour in COLOURS.items()
             ],
-            axis("positions", log=True, ticks=counted),
+            counted,
             axis("operations", log=True),
         ),
+        *_pictures_by_length(timings["forward"], timings["trained"]),
         picture(
-            "Time of one sequence by the clock on the wall",
-            clock,
-            axis("positions", log=True, ticks=threads["length"][0]),
+            f"Heads that share a width of {SPLIT}, on one thread",
+            [
+                guide("one head", SPLITS, 1.0),
+                *band("attention", SPLITS, split / split[:, :1], BLUE),
+            ],
+            axis("heads", log=True, ticks=SPLITS),
+            axis("time / that of one head", rangemode="tozero"),
+        ),
+        _picture_of_threads(timings["threads"], int(figures["threads"][0])),
+    ]
+
+
+def _pictures_by_length(forward: dict[str, Array], trained: dict[str, Array]) -> list[Spec]:
+    lengths = forward["length"][0]
+    positions = axis("positions", log=True, ticks=lengths)
+    times, ratios = [], [guide("equally fast", lengths, 1.0)]
+    for name, colour in COLOURS.items():
+        times += band(NAMES[name], lengths, forward[name], colour, geometric=True)
+    for part, label, colour in (
+        (forward, "forward", BLUE),
+        (trained, "forward and backward", GREEN),
+    ):
+        ratio = part["lstm"] / part["attention"]
+        ratios += band(label, part["length"][0], ratio, colour, geometric=True)
+    return [
+        picture(
+            "CPU time of one sequence, on one thread",
+            times,
+            positions,
             axis("milliseconds", log=True),
         ),
         picture(
             "How many times as fast attention is, on one thread",
             ratios,
-            by_length,
+            positions,
             axis("LSTM's time / attention's", log=True),
         ),
-        picture(
-            f"Heads that share a width of {SPLIT}, on one thread",
-            [guide("one head", SPLITS, 1.0), *band("attention", SPLITS, cost, BLUE)],
-            axis("heads", log=True, ticks=SPLITS),
-            axis("time / that of one head", rangemode="tozero"),
-        ),
     ]
+
+
+def _picture_of_threads(threads: dict[str, Array], count: int) -> Spec:
+    """The best of all seeds, as in the text."""
+    lengths = threads["length"][0]
+    lines = [
+        line(
+            f"{NAMES[name]}, {words}",
+            lengths,
+            threads[f"{name}_{which}"].min(axis=0),
+            colour,
+            line={"dash": dash},
+        )
+        for name, colour in COLOURS.items()
+        for which, words, dash in (
+            ("one", "1 thread", "solid"),
+            ("all", f"{count} threads", "dash"),
+        )
+    ]
+    return picture(
+        f"By the clock on the wall (load average {threads['load'].mean():.0f}, {_cores(count)})",
+        lines,
+        axis("positions", log=True, ticks=lengths),
+        axis("milliseconds", log=True),
+    )
