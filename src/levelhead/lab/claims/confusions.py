@@ -361,11 +361,13 @@ def verdict(runs: Runs) -> tuple[str, str]:
     """
     found, loss = _refuted(runs), numbers(runs)
     outright = sum(how == "outright" for how, _ in found.values())
-    others = [f", “{said}” {how}" for said, (how, _) in found.items() if how != "outright"]
+    others = [
+        f"“{said}” is refuted {how}. " for said, (how, _) in found.items() if how != "outright"
+    ]
     details = "; ".join(f"“{said}”: {figure}" for said, (_, figure) in found.items())
     why = (
-        f"{outright} of 4 are refuted outright{''.join(others)}: with 1/d_k the loss after "
-        f"training is {loss['loss_dk']:.2f}, with 1/√d_k {loss['loss_root']:.2f}. {details}."
+        f"{outright} of 4 are refuted outright; with 1/d_k the loss after training is "
+        f"{loss['loss_dk']:.2f}, with 1/√d_k {loss['loss_root']:.2f}. {''.join(others)}{details}."
     )
     if outright == len(found):
         return "holds", why

@@ -373,11 +373,10 @@ def verdict(runs: Runs) -> tuple[str, str]:
     short, long = found["faster_short"] > CLEARLY, found["faster_long"] > 1 / CLEARLY
     cheap = found["cost_many"] < CLEARLY
     why = (
-        f"attention's longest chain is {found['chain_attention']:.0f} operations"
-        f"{' at any length' if parallel else ''}, an LSTM's {found['chain_last']:,.0f} at "
-        f"{found['last']} positions; on one core attention is "
-        f"{'faster' if short else 'not clearly faster'} at {found['shortest']} positions and "
-        f"{'not clearly slower' if long else 'slower'} at {found['longest']}. Its multiplications "
+        f"{found['chain_attention']:.0f} operations in a row at {'any' if parallel else 'most'} "
+        f"length, an LSTM {found['chain_last']:,.0f} at {found['last']}; on one core "
+        f"{'faster' if short else 'no faster'} at {found['shortest']}, "
+        f"{'no slower' if long else 'slower'} at {found['longest']}. Attention's multiplications "
         f"grow {found['work_attention']:.0f}-fold from {found['first']} to {found['last']} "
         f"positions, the LSTM's {found['work_lstm']:.0f}-fold. {MANY} heads take "
         f"{'about as long as' if cheap else 'clearly longer than'} one as wide as all of them "
