@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 from dataclasses import dataclass
 
 from benchmarks.cases import Case
+from levelhead.lab._machine import cpu_name
+
+__all__ = ["Limit", "Limits", "cores", "cpu_name"]
 
 
 def cores() -> int:
     """Cores this process may use; every contender gets as many threads."""
     return len(os.sched_getaffinity(0))
-
-
-def cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 @dataclass

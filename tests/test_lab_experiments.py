@@ -1,4 +1,4 @@
-"""The experiments that train nothing: tiny sizes, the same bytes, verdicts by the figures."""
+"""The experiments that train next to nothing: tiny, the same bytes, verdicts by the figures."""
 
 import copy
 import json
@@ -10,6 +10,7 @@ import pytest
 
 from levelhead import lab
 from levelhead.lab._figures import stack
+from levelhead.lab._machine import cpu_name
 
 EXPECTED = {
     "five_steps": "holds",
@@ -25,6 +26,8 @@ EXPECTED = {
     "depth": "holds partly",
     "pronoun": "does not hold",  # one pair of endings is not enough to tell from chance
     "initialisation": "holds partly",
+    "confusions": "holds partly",
+    "parallel": "holds partly",
 }
 NAMES = list(EXPECTED)
 
@@ -152,6 +155,56 @@ def test_initialisations_give_their_textbook_variances(figures):
             assert variance == pytest.approx(theory[weights], rel=0.1), weights
 
 
+def test_variance_follows_d_k_and_not_the_words(figures):
+    words = figures("confusions")["words"]
+    assert {*zip(words["words"], words["d_k"], strict=True)} == {
+        (count, d_k) for count in (4, 16, 64, 256) for d_k in (4, 16, 64, 256)
+    }
+    assert words["divided_by_d_k"] == pytest.approx([1.0] * 16, abs=0.3)
+
+
+def test_softmax_is_blind_to_a_shift_and_not_to_a_factor(figures):
+    run = figures("confusions")
+    assert run["shift_moved"] < 1e-5 and run["factor_moved"] > 0.5
+    softmax = stack([run])["softmax"]
+    assert softmax["sum_error"].max() < 1e-5
+    unscaled = softmax["scale"][0] == "none"
+    assert (np.diff(softmax["signal"][0][unscaled]) < 0).all()
+    assert np.ptp(softmax["signal"][0][softmax["scale"][0] == "sqrt_dk"]) < 0.1
+    crushed = softmax["scale"][0] == "dk"
+    assert softmax["variance"][0][crushed] * softmax["d_k"][0][crushed] == pytest.approx(1, abs=0.2)
+
+
+def test_attention_waits_for_nothing_and_an_lstm_for_every_position(figures):
+    run = figures("parallel")
+    chains = run["chains"]
+    (short, long), width = chains["length"], 256
+    assert len(set(chains["attention_chain"])) == 1
+    assert chains["lstm_chain"][1] - chains["lstm_chain"][0] == 8 * (long - short)
+    for name in ("attention", "lstm"):
+        assert max(chains[f"{name}_differs"]) < 1e-5
+    # Two operations each: four projections and two products with all positions; eight matrices.
+    theory = {
+        "attention": [2 * n * (4 * width**2 + 2 * n * width) / 1e6 for n in (short, long)],
+        "lstm": [2 * n * 8 * width**2 / 1e6 for n in (short, long)],
+    }
+    for name, mflop in theory.items():
+        assert chains[f"{name}_mflop"] == pytest.approx(mflop, rel=1e-5)  # six digits are kept
+    assert len(set(run["heads"]["mflop"])) == 1
+    assert run["heads"]["weights"][-1] == 32 * run["heads"]["weights"][0]
+
+
+def test_the_claim_about_time_names_the_machine(done):
+    result = done[1]["parallel"]
+    assert cpu_name() and f"({cpu_name()}, " in result["text"]
+    (clock,) = [
+        one["text"]
+        for one in json.loads((done[0][0] / "timings.json").read_text())
+        if one["experiment"] == "parallel"
+    ]
+    assert cpu_name() in clock and "load average" in clock
+
+
 # ---------------------------------------------------------------- altered figures
 
 
@@ -260,6 +313,27 @@ ALTERED = [
     ("pronoun", PARTLY, meaning(dog=(0.4, 0.1), ball=(0.2, 0.1))),  # leans, but stays with the dog
     ("initialisation", HOLDS, [put("schemes", "score_variance", 1.0)]),
     ("initialisation", NOT, [put("schemes", "score_variance", 5.0)]),
+    ("confusions", HOLDS, [where("training", "scale", "dk", "answers", 9.0)]),
+    (
+        "confusions",
+        NOT,
+        [
+            put("words", "variance", 64.0),
+            put("shapes", "matrix", "1×1"),
+            put("softmax", "signal", 0.9),
+            put("softmax", "share_of_keys", 0.9),
+        ],
+    ),
+    ("parallel", HOLDS, [put("timings", "forward", "attention", times(1e-3))]),
+    (
+        "parallel",
+        NOT,
+        [
+            put("chains", "attention_chain", lambda old: list(range(len(old)))),
+            put("timings", "forward", "attention", times(1e3)),
+            put("timings", "heads", "milliseconds", lambda old: [old[0], *times(99)(old[1:])]),
+        ],
+    ),
 ]
 
 
@@ -314,14 +388,25 @@ def test_a_verdict_reads_nothing_but_figures(figures, name, monkeypatch):
     assert one.verdict([figures(name)])[0] == EXPECTED[name]
 
 
-def test_a_slow_clock_changes_nothing_in_the_results(figures):
-    run = figures("additive")
+CLOCKED = {
+    "additive": {
+        "milliseconds": ("additive", "dot", "engine", "tanh_one_thread", "engine_one_thread")
+    },
+    "parallel": {
+        **dict.fromkeys(("forward", "trained", "batches"), ("attention", "lstm")),
+        **{"threads": ("attention_one", "lstm_all"), "heads": ("milliseconds",)},
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLOCKED)
+def test_a_slow_clock_changes_nothing_in_the_results(figures, name):
+    run = figures(name)
     slow = copy.deepcopy(run)
-    for column in ("additive", "dot", "engine", "tanh_one_thread", "engine_one_thread"):
-        slow["timings"]["milliseconds"][column] = [
-            1.7 * ms for ms in slow["timings"]["milliseconds"][column]
-        ]
-    one = lab.experiments()["additive"]
+    for table, columns in CLOCKED[name].items():
+        for column in columns:
+            put("timings", table, column, times(1.7))(slow)
+    one = lab.experiments()[name]
     assert one.verdict([run]) == one.verdict([slow])
     for text in (one.found, one.limits, one.done):
         assert text.format(**one.numbers([run])) == text.format(**one.numbers([slow]))

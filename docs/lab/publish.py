@@ -1,4 +1,4 @@
-"""Put a run of the lab here: results.json, its pictures as images, and results.md to read them by.
+"""Put a run of the lab here: its figures, its pictures as images, and results.md to read them by.
 
     levelhead lab --out lab && python docs/lab/publish.py lab
     levelhead lab verdicts --out lab && python docs/lab/publish.py lab   # others stay as they are
@@ -119,11 +119,25 @@ def _text(result: dict) -> list[str]:
     filled = [re.sub(r"\\\{.*?\\\}", ".*?", re.escape(getattr(one, part))) for part in PARTS]
     found = re.fullmatch(" ".join(f"({text})" for text in filled), result["text"])
     labels = [f"**{label}.** " for label in PARTS.values()] if found else [""]
-    texts = zip(labels, found.groups() if found else [result["text"]], strict=True)
+    texts = [*zip(labels, found.groups() if found else [result["text"]], strict=True)]
+    if clock := clocks().get(result["experiment"]):
+        texts.append(("**By the clock.** ", clock))
     lines: list[str] = []
     for label, text in [("**Why.** ", rest), *texts] if rest else texts:
         lines += [line for paragraph in paragraphs(label + text) for line in (paragraph, "")]
     return lines[:-1]
+
+
+def clocks() -> dict[str, str]:
+    """What the clock said in the published runs, in words, by experiment."""
+    return {each["experiment"]: each["text"] for each in timings(HERE)}
+
+
+def timings(folder: Path) -> list[dict]:
+    """What timings.json of a run, or the published one, holds."""
+    path = folder / "timings.json"
+    found: list[dict] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return found
 
 
 def with_table(readme: str, results: list[dict]) -> str:
@@ -141,6 +155,13 @@ def read(folder: Path) -> list[dict]:
     return found
 
 
+def keep_timings(run: Path) -> None:
+    """What the clock said, beside results.json; experiments that were not run keep theirs."""
+    merged = {each["experiment"]: each for each in [*timings(HERE), *timings(run)]}
+    text = json.dumps([*merged.values()], indent=1, ensure_ascii=False) + "\n"
+    (HERE / "timings.json").write_text(text, encoding="utf-8")
+
+
 def main(run: str | None = None) -> None:
     """Publish the run in this folder; without one, write the words of the published one again."""
     results, pictures = read(HERE), published_pictures()
@@ -152,6 +173,7 @@ def main(run: str | None = None) -> None:
         pictures |= save_pictures(Path(run) / "index.html")
         text = json.dumps(results, indent=1, ensure_ascii=False) + "\n"
         (HERE / "results.json").write_text(text, encoding="utf-8")
+        keep_timings(Path(run))
         there = {file for files in pictures.values() for file, _ in files}
         for old in FIGURES.glob("*.png"):
             if old.name not in there:
