@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sqlite3
 import subprocess
 import sys
@@ -287,13 +288,53 @@ def test_bad_stores_are_one_sentence(run, here, store):
 # ---------------------------------------------------------------- the lab
 
 
-def test_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+def test_in_a_file_the_lab_writes_a_line_per_claim_with_its_time(run, here, monkeypatch):
     monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)  # on a busy machine, too
     code, out, err = run("lab", "--quick", "five-steps", "11")
     assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
-    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+    first, second = out.splitlines()
+    assert re.fullmatch(r" 1  five_steps       holds, \d+\.\d s", first)
+    assert re.fullmatch(r"11  cosine           partly true, \d+\.\d s", second)
     results = json.loads((here / "lab" / "results.json").read_text(encoding="utf-8"))
     assert [one["verdict"] for one in results] == ["holds", "holds partly"]
+    # What is there already takes no time, whether it was asked for or not.
+    assert (
+        run("lab", "--quick", "11")[1]
+        == "11  cosine           partly true\n 1  five_steps       holds\n"
+    )
+
+
+def test_on_a_terminal_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+    monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, err = run("lab", "--quick", "five-steps", "11")
+    assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
+    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+
+
+def test_a_log_of_the_lab_can_be_followed_while_it_runs(here):
+    """Each line is in the file when the experiment is over, not when the command is."""
+    code = """
+import sys, time
+from levelhead import cli, lab
+def slow(*_):
+    print("SLOW", file=sys.stderr, flush=True)
+    time.sleep(60)
+object.__setattr__(lab.experiments()["cosine"], "measure", slow)
+cli.app(["lab", "--quick", "five_steps", "cosine"])
+"""
+    log = here / "log.txt"
+    with log.open("w") as file:
+        going = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True, cwd=here
+        )
+        try:
+            while "SLOW" not in going.stderr.readline():
+                assert going.poll() is None
+            assert log.read_text().startswith(" 1  five_steps       holds, ")
+        finally:
+            going.kill()
+            going.communicate()
 
 
 def test_a_lab_that_cannot_write_says_so(run, monkeypatch):

@@ -24,7 +24,7 @@ from ._hints import did_you_mean
 from ._progress import progress
 from .checkup import TargetError, examine, is_sentence, load
 from .explore import write_explorer
-from .lab import LabError, progress_bar, verdict_words
+from .lab import Finished, LabError, progress_bar, verdict_words
 from .lab import run as run_lab
 from .report import (
     checkup_json,
@@ -166,12 +166,31 @@ def lab(
     debug: Debug = False,
 ) -> None:
     """What people say about √d_k, measured: which claims hold, and where."""
+    told = set[str]()
+
+    def tell(claim: int, name: str, verdict: str, seconds: float = 0.0) -> None:
+        took = f", {seconds:.1f} s" if seconds else ""
+        print(f"{claim:>2}  {name:<16} {verdict_words(verdict)}{took}", flush=True)
+        told.add(name)
+
+    def finished(one: Finished) -> None:
+        """In a file, a line as soon as there is something to say; on a terminal the bar moves."""
+        if not sys.stdout.isatty():
+            tell(one.claim, one.experiment, one.verdict, one.seconds)
+
     with plain_errors(debug):
-        with progress_bar() as tell:
-            done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)
+        with progress_bar() as show:
+            done = run_lab(
+                experiments or None,
+                out=out,
+                quick=quick,
+                again=again,
+                progress=show,
+                finished=finished,
+            )
         for result in done.results:
-            verdict = verdict_words(result["verdict"])
-            print(f"{result['claim']:>2}  {result['experiment']:<16} {verdict}")
+            if result["experiment"] not in told:
+                tell(result["claim"], result["experiment"], result["verdict"])
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")

@@ -4,7 +4,7 @@ from .._files import OutputError, check_output, write_whole
 from .._progress import progress
 from ._checkup_page import checkup_json, checkup_page
 from ._failing import failing
-from ._page import asset, page
+from ._page import asset, packed_plotly, page
 from ._run_page import run_page, write_run_page
 from ._terminal import checkup_text
 
@@ -16,6 +16,7 @@ __all__ = [
     "checkup_page",
     "checkup_text",
     "failing",
+    "packed_plotly",
     "page",
     "progress",
     "run_page",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -91,3 +93,9 @@ def _plotly() -> str:
 
     source: str = get_plotlyjs()
     return source.replace("</script", "<\\/script")
+
+
+@cache
+def packed_plotly() -> str:
+    """plotly.js at a third of its size, for a page that unpacks it: base64 of gzip."""
+    return base64.b64encode(gzip.compress(_plotly().encode(), mtime=0)).decode()
