@@ -177,9 +177,9 @@
     }
     const queries = tokensOf(picture.queries, picture.rows), keys = tokensOf(picture.keys, picture.columns);
     const pair = (i) => `${queries[Math.floor(i / picture.columns)]} → ${keys[i % picture.columns]}`;
-    const strongest = [...(weights ?? [])].map((weight, i) => [weight || 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+    const strongest = [...(weights ?? [])].map((weight, i) => [weight, i]).filter(([weight]) => weight > 0).sort((a, b) => b[0] - a[0]).slice(0, 3);
     const usual = ["Rows: queries, columns: keys.",
-      ...(weights ? [`Strongest: ${strongest.map(([weight, i]) => `${pair(i)} ${percent(weight)}`).join("; ")}.`] : []),
+      ...(strongest.length ? [`Strongest: ${strongest.map(([weight, i]) => `${pair(i)} ${percent(weight)}`).join("; ")}.`] : []),
       ...(picture.rows < picture.queries || picture.columns < picture.keys
         ? [`Shown are the first ${picture.rows} × ${picture.columns} of ${picture.queries} × ${picture.keys}.`] : [])].join(" ");
     fill("heat-words", usual);
