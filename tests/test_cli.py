@@ -154,6 +154,23 @@ def test_help_is_short_and_shells_complete(run, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ["saturated"]
 
 
+def test_a_model_is_examined_against_another(run, here):
+    arguments = ("checkup", "cli_models:ill", "--against", "cli_models:well")
+    code, out, err = run(*arguments, "--json", "r.json", "--html", "p.html")
+    assert code == 0
+    assert "Against cli_models:well\n" in out and "Worse\n  2 heads: healthy → " in out
+    data = json.loads((here / "r.json").read_text())
+    assert data["model"] == "Layer (cli_models:ill)"
+    against = data["against"]
+    assert against["model"] == "Layer (cli_models:well)" and against["better"] == []
+    assert against["worse"][0].startswith("2 heads: healthy → ")
+    assert [head["verdict"] for head in against["layers"][0]["heads"]] == ["healthy"] * 2
+    page = (here / "p.html").read_text(encoding="utf-8")
+    assert "<title>Layer (cli_models:well) and Layer (cli_models:ill), compared" in page
+    code, out, err = run("checkup", "cli_models:ill", "--against", "nowhere")
+    assert (code, out) == (2, "") and "there is no folder nowhere" in err
+
+
 def test_fail_on_answers_no(run):
     assert run("checkup", "cli_models:well", "--fail-on", "collapsed")[0] == 0
     code, out, err = run("checkup", "cli_models:ill", "--fail-on", "collapsed")
@@ -256,6 +273,25 @@ def test_a_report_is_a_page_beside_the_run(run, here, store):
 def test_a_run_is_chosen_by_number_or_name(run, here, store, chosen):
     assert run("report", "run.db", "--run", chosen, "--html", "p.html")[0] == 0
     assert "Run first</title>" in (here / "p.html").read_text(encoding="utf-8")
+
+
+def test_a_page_is_opened_if_that_is_wanted(run, here, store, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert run("report", "run.db")[0] == 0 and opened == []
+    assert run("report", "run.db", "--open")[0] == 0
+    assert opened == [(here / "run.html").as_uri()]
+
+
+def test_two_runs_are_compared(run, here, store):
+    code, out, err = run("report", "run.db", "--compare", "first", "2")
+    assert (code, err) == (0, "levelhead: wrote run-compare.html\n")
+    assert out.startswith("Much the same: none of 2 heads need attention in second")
+    page = (here / "run-compare.html").read_text(encoding="utf-8")
+    assert "first and second, compared</title>" in page
+    code, out, err = run("report", "run.db", "--compare", "first", "third", "--html", "p.html")
+    assert (code, out) == (2, "") and "holds no run 'third'; its runs are: 1 (first)" in err
+    assert not (here / "p.html").exists()
 
 
 def test_bad_stores_are_one_sentence(run, here, store):

@@ -99,7 +99,7 @@ def count(heads: Iterable[Head]) -> dict[str, int]:
 
 def listed(counts: Mapping[str, int]) -> str:
     """Counts in words: '2 saturated, 1 sharp'."""
-    return ", ".join(f"{many} {verdict}" for verdict, many in counts.items())
+    return ", ".join(f"{many:,} {verdict}" for verdict, many in counts.items())
 
 
 def at_steps(steps: Iterable[int]) -> str:
@@ -121,7 +121,9 @@ def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] 
         said = f"{loud[0].name}: {loud[0].reason}."
     elif ill:
         verb = "needs" if len(ill) == 1 else "need"
-        said = f"{len(ill)} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
+        said = (
+            f"{len(ill):,} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
+        )
     elif short == len(heads):
         said = f"none of the {plural(short, 'head')} could be judged: the rows are too short."
     elif short:

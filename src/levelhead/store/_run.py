@@ -30,6 +30,7 @@ from .._hints import did_you_mean, shown
 from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
 from ..scaling import ScaleInUse
 from ._check import file_path
+from ._moments import Moment, aligned, moment_of, read_moment
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS, SUMS, columns_of
 
@@ -69,6 +70,7 @@ class Run:
     thresholds: Thresholds
     scalars: Mapping[str, _Series]
     _source: Callable[[str, type[PerHead]], _Series]
+    _moment: Callable[[Sequence[int]], Moment]
     path: Path | None = None
     courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
@@ -111,6 +113,7 @@ class Run:
                 (record.step, *scalar) for record in records for scalar in record.scalars.items()
             ),
             _source=source,
+            _moment=partial(moment_of, records),
             courses=_courses(records),
             scales={name: each for record in records for name, each in record.scales.items()},
         )
@@ -159,6 +162,11 @@ class Run:
         now = {layer: part for layer, (_, part) in health.items()}
         return Evidence(now, gradients, course, self.scales), steps
 
+    def together(self, places: Sequence[int]) -> Evidence:
+        """Some steps together, by their places in `steps`; nothing of them is kept in memory."""
+        course = self.course_at(self.steps[places[-1]])
+        return Evidence(*self._moment(places), course, self.scales)
+
     def course_at(self, step: int) -> tuple[Finding, ...] | None:
         """What the course of the run said at a step; None if that is not known."""
         known = [course for at, course in self.courses if at <= step]
@@ -193,13 +201,8 @@ class Run:
 
 
 def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Series:
-    """Sums of several steps as one array; a step with fewer heads gets some that saw nothing."""
-    heads = max((len(sums) for _, sums in steps), default=0)
-    nothing = kind._combine(np.empty((0, heads, len(kind.COLUMNS))))
-    together = np.repeat(nothing[None], len(steps), axis=0)
-    for place, (_, sums) in enumerate(steps):
-        together[place, : len(sums)] = sums
-    return np.array([step for step, _ in steps], np.int64), together
+    sums = aligned(kind, [part for _, part in steps])
+    return np.array([step for step, _ in steps], np.int64), sums
 
 
 def _courses(records: Iterable[StepRecord]) -> list[tuple[int, tuple[Finding, ...]]]:
@@ -338,6 +341,7 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
         scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
+        _moment=partial(read_moment, path, found["id"], list(numbers)),
         courses=[
             (step, tuple(map(Finding.from_dict, json.loads(course))))
             for _, step, _, course, _ in steps
