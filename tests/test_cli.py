@@ -14,8 +14,10 @@ import pytest
 
 import levelhead as lh
 from levelhead import cli
+from levelhead._health.verdicts import failable
 from levelhead._records import StepRecord
 from levelhead.checkup import TargetError
+from levelhead.lab import experiments
 from levelhead.store import Store
 
 MODELS = """
@@ -408,6 +410,46 @@ def test_help_and_version(run):
     assert {"checkup", "report", "bench"} <= set(out.split())
     assert "checkup" in "".join(run()[1:])
     assert run("chekup")[0] == 2
+
+
+def test_every_command_has_a_short_help(run):
+    code, out, _ = run("-h")
+    assert code == 0 and out == run("--help")[1]
+    commands = re.findall(r"^  ([a-z]+)  ", out.partition("Commands:")[2], re.MULTILINE)
+    assert {"checkup", "report", "lab", "explore", "bench"} <= set(commands)
+    for command in commands:
+        code, out, _ = run(command, "-h")
+        assert code == 0 and "-h, --help" in out
+        assert re.match(rf"Usage: .+ {command} ", out) and out == run(command, "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("levelhead che", ["checkup"]),
+        ("levelhead checkup --fail-on s", ["saturated", "sink", "sharp"]),
+        ("levelhead checkup --fail-on ", list(failable())),
+        ("levelhead lab five_steps grad", ["gradients"]),
+        ("levelhead lab ", list(experiments())),
+        ("levelhead report ", []),  # files: the shell knows them
+    ],
+)
+def test_shells_complete_names(capsys, monkeypatch, typed, completed):
+    monkeypatch.setenv("_LEVELHEAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="levelhead")
+    assert capsys.readouterr().out.split() == completed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_for_any_shell(capsys, monkeypatch, shell):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    with pytest.raises(SystemExit) as left:
+        cli.app(["--show-completion", shell], prog_name="levelhead")
+    assert not left.value.code
+    assert "_LEVELHEAD_COMPLETE" in capsys.readouterr().out
 
 
 def test_it_runs_as_a_module():

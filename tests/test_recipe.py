@@ -257,6 +257,15 @@ def test_the_page_of_a_run(tmp_path):
     assert "--fixated: #123456;" in html and "--fixated: #654321;" in html
 
 
+def test_notebooks():
+    seen, _, _ = watched()
+    html = seen._repr_html_()
+    assert "At step 2: 1 of 2 heads needs attention: 1 fixated." in html
+    assert 'style="background-color:#123456;' in html and "light-dark(#123456, #654321)" in html
+    column = lh.Health.made_up_share.heading
+    assert f">{column}</th>" in html
+
+
 def test_the_page_the_json_and_the_text_of_a_checkup():
     result = make_result(fixed_call())
     data = page_data(result)

@@ -25,6 +25,7 @@ from ._progress import progress
 from .checkup import TargetError, examine, is_sentence, load
 from .explore import write_explorer
 from .lab import Finished, LabError, progress_bar, verdict_words
+from .lab import experiments as list_experiments
 from .lab import run as run_lab
 from .live import LiveError
 from .live import live as follow
@@ -207,7 +208,11 @@ def live(
 @app.command()
 def lab(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Names or claim numbers; all by default.",
+            autocompletion=list_experiments,
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
     out: Annotated[

@@ -26,6 +26,7 @@ from .._health import (
     findings,
 )
 from .._health.describe import plural
+from .._health.statistics import statistics_of
 from .._hints import did_you_mean, shown
 from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
 from ..scaling import ScaleInUse
@@ -129,10 +130,10 @@ class Run:
     def series(self, layer: str, statistic: str) -> _Series:
         """One statistic over time: its steps, and an array of shape (steps, heads).
 
-        statistic: a field of `Health` or `GradHealth`, such as "entropy" or "survival"
+        statistic: of `Health` or `GradHealth`, such as "entropy", "largest_score" or "survival"
         """
-        kind = GradHealth if statistic in GradHealth.FIELDS else Health
-        known(statistic, "statistic", (*Health.FIELDS, *GradHealth.FIELDS))
+        kind = GradHealth if statistic in statistics_of(GradHealth) else Health
+        known(statistic, "statistic", (*statistics_of(Health), *statistics_of(GradHealth)))
         steps, sums = self._sums(layer, kind)
         return steps, np.asarray(getattr(kind(sums), statistic), np.float64)
 
@@ -175,6 +176,11 @@ class Run:
     def findings(self) -> list[Finding]:
         """What there is to say of the run as it was last, the worst first."""
         return findings(self.latest()[0], self.thresholds)
+
+    def _repr_html_(self) -> str:
+        from ..report._notebook import run_html  # noqa: PLC0415
+
+        return run_html(self)
 
     def __repr__(self) -> str:
         name = f"run {self.id} {self.name!r} in {str(self.path)!r}" if self.path else "a run"
