@@ -49,9 +49,9 @@ def look(browser):
     """Opens a page; afterwards no error, dialog or request to anywhere may have happened."""
     opened, wrong = [], []
 
-    def open_page(path, width=1280, height=800, scheme="light", at=""):
+    def open_page(path, width=1280, height=800, scheme="light", part=""):
         context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
+            viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=width < 600
         )
         opened.append(context)
         tab = context.new_page()
@@ -66,7 +66,7 @@ def look(browser):
                 else wrong.append(request.url)
             ),
         )
-        tab.goto(path.as_uri() + at)
+        tab.goto(path.as_uri() + part)
         return tab
 
     yield open_page

@@ -158,7 +158,7 @@ def test_a_reader_can_go_back(page):
 
 
 def test_an_address_leads_to_what_was_seen(look, run_file):
-    tab = look(run_file, at="#head=0.3&by=entropy&step=20")
+    tab = look(run_file, part="#head=0.3&by=entropy&step=20")
     tab.wait_for_selector("[data-testid=cell]")
     assert tab.locator("#chart-title").inner_text() == "h.1: entropy"
     assert words(tab, "headline").startswith("At step 20: ")

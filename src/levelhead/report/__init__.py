@@ -6,7 +6,7 @@ from ._checkup_page import checkup_json, checkup_page
 from ._compare import CompareError, comparison_json, comparison_text
 from ._compare_page import compare_page
 from ._failing import failing
-from ._page import page
+from ._page import asset, packed_plotly, page
 from ._points import Points, plan
 from ._run_page import live_page, points_data, run_page, write_run_page
 from ._terminal import checkup_text
@@ -16,6 +16,7 @@ __all__ = [
     "CompareError",
     "OutputError",
     "Points",
+    "asset",
     "check_output",
     "checkup_json",
     "checkup_page",
@@ -27,6 +28,7 @@ __all__ = [
     "comparison_text",
     "failing",
     "live_page",
+    "packed_plotly",
     "page",
     "plan",
     "points_data",

@@ -58,6 +58,13 @@ they do; models that are flat because their scale is too small are told only aft
 as many recover. What a threshold of this study is worth for a model of a billion parameters, nobody
 has measured.
 """
+KEY = {
+    "false alarms, held out": "{held_false} of {held_well} ({held_false_rate:.1%})",
+    "failing runs caught, held out": "{held_caught} of {held_sick} ({held_recall:.0%})",
+    "steps before the loss, median": "{held_lead:.0f}",
+    "false alarms on the tasks tuned on": "{tuned_false} of {tuned_well}",
+    "caught on the tasks tuned on": "{tuned_caught} of {tuned_sick}",
+}
 NEEDS = ("torch",)
 SHOW = ("summary", "baselines")
 SEEDS = {"tiny": 1, "quick": 1, "full": 1}
@@ -335,12 +342,12 @@ def verdict(runs: Runs) -> tuple[str, str]:
         bool(found["held_lead"] >= LEAD),
     )
     why = (
-        f"on held-out tasks and architecture {found['held_false_rate']:.1%} of "
-        f"{found['held_well']} runs that ended well raised an alarm (at most {FALSE:.0%} was "
-        f"asked for), "
-        f"{found['held_recall']:.0%} of {found['held_sick']} runs that attention made fail did (at "
-        f"least {RECALL:.0%}), half of them {found['held_lead']:.0f} steps or more before the loss "
-        f"left the healthy path (at least {LEAD})."
+        f"{found['held_false_rate']:.1%} false alarms (at most {FALSE:.0%}), "
+        f"{found['held_recall']:.0%} of failing runs caught (at least {RECALL:.0%}), "
+        f"{found['held_lead']:.0f} steps early (at least {LEAD}). That is on held-out "
+        f"tasks and architecture: {found['held_well']} runs that ended well and "
+        f"{found['held_sick']} that attention made fail. Steps are the median of those caught, "
+        f"before the loss left the healthy path."
     )
     return ("holds" if all(reached) else "holds partly" if any(reached) else "does not hold"), why
 
