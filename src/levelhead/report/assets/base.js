@@ -4,8 +4,9 @@ const LH = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
 
   // Bytes that stand in the page compressed, by their name.
-  async function unpack(name) {
-    const text = atob(document.getElementById(name).textContent), bytes = new Uint8Array(text.length);
+  const unpack = (name) => inflate(document.getElementById(name).textContent);
+  async function inflate(packed) {
+    const text = atob(packed), bytes = new Uint8Array(text.length);
     for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return new Response(stream).arrayBuffer();
@@ -106,5 +107,5 @@ const LH = (() => {
     node.onchange = () => onChange(node.value);
   }
 
-  return { data, unpack, el, fill, escape, number, colour, plot, choice, select };
+  return { data, unpack, inflate, el, fill, escape, number, colour, plot, choice, select };
 })();
