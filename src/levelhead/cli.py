@@ -31,9 +31,10 @@ from .report import (
     checkup_page,
     checkup_text,
     failing,
+    run_list,
     write_run_page,
 )
-from .store import StoreError, read_run
+from .store import StoreError, list_runs, read_run
 
 app = typer.Typer(
     add_completion=False,
@@ -121,10 +122,16 @@ def report(
         str | None,
         typer.Option(metavar="N", help="The run's number or name; the latest by default."),
     ] = None,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="Print which runs there are, and write no page.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The page of a watched run, finished or still running."""
     with plain_errors(debug):
+        if list_them:
+            print(run_list(list_runs(run_db)))
+            return
         _check_outputs(html)
         with progress() as tell:
             tell(f"Reading {run_db}")

@@ -5,6 +5,7 @@ from .._progress import progress
 from ._checkup_page import checkup_json, checkup_page
 from ._failing import failing
 from ._page import page
+from ._run_list import run_list
 from ._run_page import run_page, write_run_page
 from ._terminal import checkup_text
 
@@ -17,6 +18,7 @@ __all__ = [
     "failing",
     "page",
     "progress",
+    "run_list",
     "run_page",
     "write_run_page",
     "write_whole",
