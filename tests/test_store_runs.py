@@ -94,7 +94,7 @@ def test_what_is_trained_again_is_dropped_and_told(path, caplog):
     assert all(rows(path, left.format(table)) == [(0,)] for table in TABLES)
     (said,) = [r.getMessage() for r in caplog.records]
     assert said.endswith(
-        "goes on at step 100; 2 recorded steps (100 to 150) from before are dropped"
+        "goes on at step 100; what it has from there on is dropped: steps 100 to 150, 2 recorded"
     )
 
 

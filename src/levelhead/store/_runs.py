@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import __version__
-from .._health.describe import plural
 from .._health.verdicts import LOUD
 from .._records import TRAINING
 from ._check import file_path
@@ -59,13 +58,13 @@ class Beginning:
         _log.log(
             logging.WARNING if dropped else logging.INFO,
             "%s: the run %r goes on at step %d%s",
-            *(path, name, self.start_step, f"; {dropped} from before are dropped" * bool(dropped)),
+            *(path, name, self.start_step, dropped),
         )
         return int(run)
 
 
 def _drop(connection: sqlite3.Connection, run: int, start: int) -> str:
-    """Delete the steps that a resumed training takes again; which, in words."""
+    """Delete the steps that a resumed training takes again; what to say of it."""
     repeated = (run, start)
     steps = f"SELECT count(*), min(step), max(step) {_REPEATED}"
     many, first, last = connection.execute(steps, repeated).fetchone()
@@ -76,7 +75,8 @@ def _drop(connection: sqlite3.Connection, run: int, start: int) -> str:
             f"DELETE FROM {table} WHERE step_id IN (SELECT id {_REPEATED})", repeated
         )
     connection.execute(f"DELETE {_REPEATED}", repeated)
-    return f"{plural(many, 'recorded step')} ({first} to {last})"
+    steps = f"steps {first} to {last}, {many} recorded" if many > 1 else f"step {first}"
+    return f"; what it has from there on is dropped: {steps}"
 
 
 def layers_of(connection: sqlite3.Connection, run: int) -> dict[str, int]:

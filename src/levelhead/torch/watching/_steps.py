@@ -36,6 +36,7 @@ class Steps:
 
     left_out: how many calls were seen and not counted, by their kind
     not_understood: how many could not be measured, by module
+    by_hand: whether steps end by `end_by_hand` alone
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Steps:
         self.not_understood: Counter[str] = Counter()
         self.trains = self.is_on = False
         self._unended: Unended | None = None
-        self._by_hand = self._listening = self._seeing = False
+        self.by_hand = self._listening = self._seeing = False
         self._awaited = False  # training: the latest forward was one with gradients
         self._infers = False  # all of the model runs, without gradients
         self._ran = False  # the model, with gradients, since an optimizer ended a step
@@ -82,7 +83,7 @@ class Steps:
         self.scalars.restart()
         self.inference.step = max(self.inference.step, self.training.step)
         self._optimizers.clear()
-        self._unended = None if self._by_hand else Unended(self._model)
+        self._unended = None if self.by_hand else Unended(self._model)
         self._interceptor = ThreadInterceptor.current()
         self._names = ModuleNames(self._model)
         self._listener = Listener(self._see, self._names, self._miss, matrices=False)
@@ -106,14 +107,16 @@ class Steps:
             self._end_step()
         return self._unended.message() if self._unended else None
 
-    def end_by_hand(self) -> None:
-        ended = self._new and not self._by_hand  # by an optimizer: whoever calls this means that
-        self._by_hand, self._unended = True, None
-        if ended:
-            return
-        if self.training and not self.trains:
-            self._begin_training()
-        self._end_step()
+    def end_by_hand(self, number: int | None = None) -> None:
+        ended = self._new and not self.by_hand  # by an optimizer: whoever calls this means that
+        self.by_hand, self._unended = True, None
+        if not ended:
+            if self.training and not self.trains:
+                self._begin_training()
+            self._end_step()
+        if number is not None and number != self.training.step:
+            self.training.step = number
+            self._listen()
 
     def open_record(self) -> StepRecord | None:
         """What is known of the step that is not over."""
@@ -149,7 +152,7 @@ class Steps:
     def _end_forward(self) -> None:
         if self._infers and self._interceptor.is_current():
             self._infers = False
-            if not (self.trains or self._by_hand):
+            if not (self.trains or self.by_hand):
                 self._end(self.inference)
 
     def _await_training(self) -> None:
@@ -173,7 +176,7 @@ class Steps:
             self._optimizers.add(optimizer)
         if not self.trains:
             self._begin_training()
-        if self._by_hand:
+        if self.by_hand:
             return
         # Of several optimizers that step one after the other, the first ends the step. The next
         # step begins with a forward of the model, or when one that took part steps again.

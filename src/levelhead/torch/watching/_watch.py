@@ -62,6 +62,10 @@ class watch:
         over; it is logged either way
     gradients: also measure, in backward, how much gradient gets through the softmax
     thresholds: of the verdicts, by name, as for `Health.verdicts`
+    run: what a store that is made from a path keeps of the run, as `Store` takes it:
+        {"name": ..., "meta": ..., "arguments": ...}
+    start_step: the number of the first step; of a training that goes on from a checkpoint, the
+        step it goes on at: its run in the store goes on, too
 
     Results stay what they are, within rounding: calls of PyTorch's attention are computed by
     Levelhead, which reports health from the same pass. Compiled parts run eagerly on recorded
@@ -79,19 +83,26 @@ class watch:
         on_alert: Callable[[Alert], Any] | None = None,
         gradients: bool = True,
         thresholds: Mapping[str, float] | None = None,
+        run: Mapping[str, Any] | None = None,
+        start_step: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: expected an integer of at least 1, got {every!r}")
+        if not isinstance(start_step, int) or isinstance(start_step, bool) or start_step < 0:
+            raise ValueError(f"start_step: expected a step, 0 or more, got {start_step!r}")
         self.model, self.every = model, every
         self._path = None if callable(store) else store
+        self._run_options = _run_options(run, every=every, gradients=gradients)
+        self._resumes = start_step > 0
         self._sinks = [*sinks, store] if callable(store) else [*sinks]
         self._own: list[Any] = []  # sinks that are ours to close
         self._failed: set[int] = set()
         self._on_alert, self._thresholds = on_alert, dict(thresholds or {})
         Thresholds().changed(self._thresholds)  # says at once what is unknown
         self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on, self._add)
+        self._steps.training.step = start_step
         self._history: list[StepRecord] = []
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
@@ -196,7 +207,9 @@ class watch:
         if self._path is not None:
             from ...store import Store  # noqa: PLC0415
 
-            self._own = [Store(self._path, model=type(self.model).__name__)]
+            start = self._steps.training.step if self._resumes else 0
+            about = {"model": type(self.model).__name__, **self._run_options, "start_step": start}
+            self._own = [Store(self._path, **about)]
         self._steps.start()
         return self
 
@@ -217,9 +230,12 @@ class watch:
         elif unended:
             warnings.warn(unended, RuntimeWarning, stacklevel=2)
 
-    def step(self) -> None:
-        """End the current step; once it was called, nothing else ends steps."""
-        self._steps.end_by_hand()
+    def step(self, number: int | None = None) -> None:
+        """End the current step; once it was called, nothing else ends steps.
+
+        number: of the step that begins, if it is not the next
+        """
+        self._steps.end_by_hand(number)
 
     def log(self, /, **scalars: Any) -> None:
         """Keep scalars with the step: `watch.log(loss=loss)`, once per step.
@@ -284,3 +300,14 @@ class watch:
         if len(self._history) > max(2, _HISTORY // max(heads, 1)):
             self._stride *= 2
             self._history = self._history[::2]
+
+
+def _run_options(run: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
+    """What `Store` is told; beside the arguments of the training, those of the watch."""
+    given = dict(run or {})
+    unknown = given.keys() - {"name", "meta", "arguments"}
+    if unknown:
+        raise ValueError(
+            f"run: expected name, meta and arguments, got {', '.join(sorted(unknown))}"
+        )
+    return given | {"arguments": {**arguments, **given.get("arguments", {})}}
