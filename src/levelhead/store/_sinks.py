@@ -153,7 +153,8 @@ class TensorBoard(Sink):
     the heads of all layers at that level. attention/… are the few numbers of `Scalars`, for the
     whole model. Alerts are texts. What was logged, such as the loss, goes by its own name. So a
     chart is a layer, a group of charts a statistic, and the file grows by layers, not by heads.
-    Steps of inference have tags of their own, inference/entropy_ratio/LAYER: they have numbers of their own.
+    Steps of inference have tags of their own, inference/entropy_ratio/LAYER: they have numbers of
+    their own.
     """
 
     def __init__(
