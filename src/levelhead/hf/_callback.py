@@ -73,8 +73,13 @@ class WatchCallback(TrainerCallback):
 
     def close(self) -> None:
         """Stop watching; needed only after a training that an error or Ctrl-C broke off."""
-        self._stop_reading()
-        self._driven.close()
+        self._stop(broken_off=True)
+
+    def _stop(self, *, broken_off: bool) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        self._driven.close(broken_off=broken_off)
 
     # ------------------------------------------------------------ the Trainer's events
 
@@ -130,7 +135,7 @@ class WatchCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Close the watch and its run."""
-        self.close()
+        self._stop(broken_off=False)
 
     # ------------------------------------------------------------ records, losses
 
@@ -168,11 +173,6 @@ class WatchCallback(TrainerCallback):
 
         hook = _OutputHook(read)
         self._undo = model.register_forward_hook(hook, with_kwargs=True).remove
-
-    def _stop_reading(self) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
 
 
 class _OutputHook(Hook):

@@ -13,7 +13,7 @@ from ..._records import StepRecord
 from ._watch import watch
 
 _log = logging.getLogger("levelhead")
-_on: weakref.WeakKeyDictionary[nn.Module, DrivenWatch] = weakref.WeakKeyDictionary()
+_on: weakref.WeakValueDictionary[int, DrivenWatch] = weakref.WeakValueDictionary()  # by model
 
 
 class DrivenWatch:
@@ -46,21 +46,21 @@ class DrivenWatch:
         """
         if self._training is training:
             return self.is_on
-        self.close()
+        self.close(broken_off=True)
         self._training = training
-        other = _on.get(model)
+        other = _on.get(id(model))
         if other is not None and other.is_on:
             if other._training is training:
                 _log.warning("WatchCallback: it was given twice; the second one does nothing")
                 return False
-            other.close()  # of a training that was broken off
+            other.close(broken_off=True)
         run = {**about, **{name: given for name, given in self._about.items() if given is not None}}
         self.watch = watch(model, run=run, start_step=step, **self._options)
         self.watch._steps.by_hand = True
         self.watch.__enter__()
         self.is_on, self._step = True, step
         self._losses.clear()
-        _on[model] = self
+        _on[id(model)] = self
         return True
 
     def take_loss(self, loss: Any) -> None:
@@ -84,9 +84,9 @@ class DrivenWatch:
         self._losses.clear()
         self._step = following
 
-    def close(self, *error: object) -> None:
-        """The training is over, or was broken off by an error."""
+    def close(self, *, broken_off: bool = False) -> None:
+        """The training is over; of one that was broken off, the watch has nothing to complain."""
         if self.is_on and self.watch is not None:
             self.is_on = False
-            self.watch.__exit__(*(error or (None,)))
+            self.watch.__exit__(RuntimeError if broken_off else None)
         self._training = None
