@@ -17,6 +17,7 @@ from levelhead.hf import WatchCallback, watch_trainer
 from levelhead.store import list_runs, read_run
 
 ACCUMULATE = {"gradient_accumulation_steps": 2}
+logging.getLogger("transformers").setLevel(logging.ERROR)
 EVALUATE = {"eval_strategy": "steps", "eval_steps": 1, "eval_on_start": True}
 
 
@@ -184,9 +185,8 @@ def test_a_resumed_run_goes_on_in_the_same_run(tmp_path, store, caplog):
     first = stored_losses(read_run(store))
     again = trainer(tmp_path, [WatchCallback(every=2, store=store)], **steps, max_steps=8)
     again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-3"))
-    (entry,) = list_runs(store)
     run = read_run(store)
-    assert run.steps == [0, 2, 4, 6]
+    assert (len(list_runs(store)), run.steps) == (1, [0, 2, 4, 6])
     found = stored_losses(run)
     assert {step: found[step] for step in (0, 2)} == {step: first[step] for step in (0, 2)}
     assert found[4] == pytest.approx(losses(again)[4], rel=1e-6)
@@ -309,9 +309,3 @@ def test_names_that_there_are_not():
 def test_examples():
     failed, tried = doctest.testmod(importlib.import_module("levelhead.hf._callback"))
     assert (failed, tried) == (0, 4)
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog):
-    """Only what Levelhead says; transformers logs much."""
-    logging.getLogger("transformers").setLevel(logging.ERROR)
