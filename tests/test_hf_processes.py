@@ -11,17 +11,18 @@ import pytest
 from levelhead.store import list_runs, read_run
 
 TRAIN = """
-import json, logging, sys
+import json, sys
 from pathlib import Path
 import torch
 import torch.distributed as dist
-from trainer_support import LENGTH, losses, trainer
+from trainer_support import losses, trainer
 from levelhead.hf import WatchCallback, watch_trainer
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
 options = {"every": 2, "timeout": 100}
-steps = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo", "ddp_find_unused_parameters": False}
+steps = {"gradient_accumulation_steps": 2, "ddp_backend": "gloo"}
+steps["ddp_find_unused_parameters"] = False
 first = trainer(folder, [WatchCallback(store=folder / "first.db", **options)], max_steps=3, **steps)
 second = trainer(folder, max_steps=3, **steps)
 watch_trainer(second, store=folder / "second.db", **options)

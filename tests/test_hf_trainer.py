@@ -280,7 +280,8 @@ def test_a_model_that_is_saved_while_it_trains(tmp_path):
     [
         ({"every": 0}, ValueError, "every: expected an integer of at least 1, got 0"),
         ({"evry": 5}, TypeError, "evry"),
-        ({"thresholds": {"explodes": 1}}, ValueError, "explodes"),
+        ({"start_step": 5}, TypeError, "start_step: the trainer says that"),
+        ({"thresholds": {"explodes": 1}}, TypeError, "unknown threshold 'explodes'"),
     ],
 )
 def test_bad_options_are_refused_at_once(options, error, said):

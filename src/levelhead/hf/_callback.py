@@ -64,7 +64,6 @@ class WatchCallback(TrainerCallback):
         self._record: StepRecord | None = None  # that is not in the log yet
         self._alerts: list[Alert] = []
         self._shares = False  # the losses of a step's batches are its parts, not each a loss
-        self._undo: Any = None
         self._is_first = False  # before all trackers, and told of the losses by the Trainer
 
     @property
@@ -73,13 +72,7 @@ class WatchCallback(TrainerCallback):
 
     def close(self) -> None:
         """Stop watching; needed only after a training that an error or Ctrl-C broke off."""
-        self._stop(broken_off=True)
-
-    def _stop(self, *, broken_off: bool) -> None:
-        if self._undo is not None:
-            self._undo()
-            self._undo = None
-        self._driven.close(broken_off=broken_off)
+        self._driven.close(broken_off=True)
 
     # ------------------------------------------------------------ the Trainer's events
 
@@ -135,7 +128,7 @@ class WatchCallback(TrainerCallback):
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Close the watch and its run."""
-        self._stop(broken_off=False)
+        self._driven.close()
 
     # ------------------------------------------------------------ records, losses
 
@@ -163,8 +156,8 @@ class WatchCallback(TrainerCallback):
         def read(kwargs: dict[str, Any], output: Any) -> None:
             if not self._driven.is_on or not torch.is_grad_enabled() or in_backward():
                 return
-            loss = output.get("loss") if isinstance(output, dict) else output[:1]
-            loss = loss[0] if isinstance(loss, tuple) and loss else loss
+            is_tuple = isinstance(output, tuple) and len(output) > 0
+            loss = output.get("loss") if isinstance(output, dict) else is_tuple and output[0]
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
                 # With the number of items it is a part of the step's loss, of all processes' even.
                 self._shares = kwargs.get("num_items_in_batch") is not None
@@ -172,7 +165,7 @@ class WatchCallback(TrainerCallback):
                 self._driven.take_loss(loss.detach() * (args.world_size if across else 1))
 
         hook = _OutputHook(read)
-        self._undo = model.register_forward_hook(hook, with_kwargs=True).remove
+        self._driven.undo.append(model.register_forward_hook(hook, with_kwargs=True).remove)
 
 
 class _OutputHook(Hook):

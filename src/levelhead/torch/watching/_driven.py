@@ -20,6 +20,7 @@ class DrivenWatch:
     """One watch per training, whose steps have the trainer's numbers.
 
     watch: that of the training that runs, or of the last one; None before the first
+    undo:  what else is to be called when it is over
 
     options: those of `watch`, and name and meta of the run in the store
     on_record: called with every record
@@ -29,10 +30,13 @@ class DrivenWatch:
         self, options: Mapping[str, Any], on_record: Callable[[StepRecord], Any] | None = None
     ) -> None:
         self._options = dict(options)
+        for given in self._options.keys() & {"run", "start_step"}:
+            raise TypeError(f"{given}: the trainer says that; name and meta are yours to give")
         self._about = {name: self._options.pop(name, None) for name in ("name", "meta")}
         self._options["sinks"] = [*self._options.get("sinks", ()), on_record or (lambda _: None)]
         watch(nn.Identity(), **self._options)  # says now what is wrong, not when training begins
         self.watch: watch | None = None
+        self.undo: list[Callable[[], Any]] = []
         self.is_on = False
         self._training: Any = None
         self._step = 0
@@ -88,5 +92,7 @@ class DrivenWatch:
         """The training is over; of one that was broken off, the watch has nothing to complain."""
         if self.is_on and self.watch is not None:
             self.is_on = False
+            while self.undo:
+                self.undo.pop()()
             self.watch.__exit__(RuntimeError if broken_off else None)
         self._training = None
