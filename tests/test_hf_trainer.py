@@ -176,6 +176,30 @@ def test_tensorboard_of_the_trainer(tmp_path, monkeypatch):
     assert len([tag for tag in board.Tags()["scalars"] if "attention" in tag]) == 12
 
 
+def test_weights_and_biases_of_the_trainer(tmp_path, monkeypatch):
+    settings = {
+        "MODE": "offline",
+        "DIR": str(tmp_path),
+        "SILENT": "true",
+        "ERROR_REPORTING": "false",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    wandb = importlib.import_module("wandb")
+    try:
+        trained = trainer(tmp_path, report_to=["wandb"], max_steps=3)
+        watch_trainer(trained, every=2, store=None)
+        trained.train()
+        shown = {
+            n: v for n, v in dict(wandb.run.summary).items() if n.startswith("train/attention")
+        }
+        assert shown["train/attention/step"] == 2
+        assert len(shown) == 12
+    finally:
+        wandb.finish()
+        wandb.teardown()
+
+
 # ---------------------------------------------------------------- resumed, broken off, twice
 
 

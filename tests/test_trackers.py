@@ -2,6 +2,8 @@
 
 import doctest
 import importlib
+import inspect
+import operator
 import sys
 
 import numpy as np
@@ -118,6 +120,15 @@ def test_weights_and_biases(wandb, tmp_path):
         summary = dict(run.summary)
     expected = attention_scalars(record(50)) | {"attention/step": 50, "loss": 2.0}
     assert {name: summary[name] for name in expected} == pytest.approx(expected)
+
+
+def test_functions_of_trackers_take_scalars_and_step():
+    trackers = {"wandb.sdk.wandb_run": "Run.log", "mlflow": "log_metrics"}
+    for module, name in (trackers | {"accelerate": "Accelerator.log"}).items():
+        function = operator.attrgetter(name)(importlib.import_module(module))
+        itself = (object(),) if "." in name else ()
+        given = list(inspect.signature(function).bind(*itself, {"a": 1.0}, 3).arguments.items())
+        assert given[-1] == ("step", 3)
 
 
 def test_mlflow(tmp_path, monkeypatch):
