@@ -1,10 +1,13 @@
 """The command line: exit codes, what is said and where, what is left on disk."""
 
+import io
 import json
+import re
 import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import levelhead as lh
 from levelhead import cli
 from levelhead._records import StepRecord
+from levelhead.checkup import TargetError
 from levelhead.store import Store
 
 MODELS = """
@@ -97,6 +101,57 @@ def test_other_factors_are_compared(run, here):
     assert code == 2 and "--scale-factor" in err
     code, _, err = run("checkup", "cli_models:well", "--scale-factor", "inf")
     assert code == 2 and "a scale factor must be a number from 0 on, got inf" in err
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """What the demo model would read, without loading it."""
+    texts = []
+    monkeypatch.setattr("levelhead.checkup._target.demo_folder", Path)
+
+    def stop(_, given):
+        texts.extend(given)
+        raise TargetError("stopped here")
+
+    monkeypatch.setattr("levelhead.checkup._target.load_folder", stop)
+    return texts
+
+
+def test_a_text_is_a_sentence_a_file_or_what_comes_in(run, here, read, monkeypatch):
+    (here / "a file").write_text("from a file\n\nof two lines\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    for given in ("it was fast", "a file", "-"):
+        code, _, err = run("checkup", "--text", given)
+        assert (code, "stopped here" in err) == (2, True)
+    assert read == ["it was fast", "from a file", "of two lines", "from a pipe"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = run("checkup", "--text", "-")
+    assert code == 2 and "the text on standard input is empty" in err
+    code, _, err = run("checkup", "--text", "fast")
+    assert "cannot read the text fast: No such file" in err and "has a space" in err
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, ""), (False, "found no browser to show it in")])
+def test_a_page_is_opened_where_there_is_a_browser(run, here, monkeypatch, there, said):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or there)
+    code, _, err = run("checkup", "cli_models:well", "--open")
+    assert code == 0 and said in err
+    assert opened == [(here / "checkup.html").as_uri()]
+    run("checkup", "cli_models:well", "--html", "p.html")
+    assert len(opened) == 1
+
+
+def test_help_is_short_and_shells_complete(run, monkeypatch, capsys):
+    assert "--fail-on VERDICT" in run("checkup", "-h")[1] == run("checkup", "--help")[1]
+    assert "checkup" in run("-h")[1]
+    assert "--install-completion" in run("-h")[1]
+    monkeypatch.setenv("_LEVELHEAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "levelhead checkup --fail-on sat")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="levelhead")
+    assert capsys.readouterr().out.split() == ["saturated"]
 
 
 def test_fail_on_answers_no(run):
@@ -246,13 +301,53 @@ def test_bad_stores_are_one_sentence(run, here, store):
 # ---------------------------------------------------------------- the lab
 
 
-def test_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+def test_in_a_file_the_lab_writes_a_line_per_claim_with_its_time(run, here, monkeypatch):
     monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)  # on a busy machine, too
     code, out, err = run("lab", "--quick", "five-steps", "11")
     assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
-    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+    first, second = out.splitlines()
+    assert re.fullmatch(r" 1  five_steps       holds, \d+\.\d s", first)
+    assert re.fullmatch(r"11  cosine           partly true, \d+\.\d s", second)
     results = json.loads((here / "lab" / "results.json").read_text(encoding="utf-8"))
     assert [one["verdict"] for one in results] == ["holds", "holds partly"]
+    # What is there already takes no time, whether it was asked for or not.
+    assert (
+        run("lab", "--quick", "11")[1]
+        == "11  cosine           partly true\n 1  five_steps       holds\n"
+    )
+
+
+def test_on_a_terminal_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+    monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, err = run("lab", "--quick", "five-steps", "11")
+    assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
+    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+
+
+def test_a_log_of_the_lab_can_be_followed_while_it_runs(here):
+    """Each line is in the file when the experiment is over, not when the command is."""
+    code = """
+import sys, time
+from levelhead import cli, lab
+def slow(*_):
+    print("SLOW", file=sys.stderr, flush=True)
+    time.sleep(60)
+object.__setattr__(lab.experiments()["cosine"], "measure", slow)
+cli.app(["lab", "--quick", "five_steps", "cosine"])
+"""
+    log = here / "log.txt"
+    with log.open("w") as file:
+        going = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True, cwd=here
+        )
+        try:
+            while "SLOW" not in going.stderr.readline():
+                assert going.poll() is None
+            assert log.read_text().startswith(" 1  five_steps       holds, ")
+        finally:
+            going.kill()
+            going.communicate()
 
 
 def test_a_lab_that_cannot_write_says_so(run, monkeypatch):

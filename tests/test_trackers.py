@@ -122,13 +122,13 @@ def test_weights_and_biases(wandb, tmp_path):
     assert {name: summary[name] for name in expected} == pytest.approx(expected)
 
 
-def test_functions_of_trackers_take_scalars_and_step():
-    trackers = {"wandb.sdk.wandb_run": "Run.log", "mlflow": "log_metrics"}
-    for module, name in (trackers | {"accelerate": "Accelerator.log"}).items():
-        function = operator.attrgetter(name)(importlib.import_module(module))
-        itself = (object(),) if "." in name else ()
-        given = list(inspect.signature(function).bind(*itself, {"a": 1.0}, 3).arguments.items())
-        assert given[-1] == ("step", 3)
+@pytest.mark.parametrize(
+    "module, name",
+    [("wandb", "Run.log"), ("mlflow", "log_metrics"), ("accelerate", "Accelerator.log")],
+)
+def test_functions_of_trackers_take_scalars_and_step(module, name):
+    function = inspect.unwrap(operator.attrgetter(name)(importlib.import_module(module)))
+    assert [each for each in inspect.signature(function).parameters if each != "self"][1] == "step"
 
 
 def test_mlflow(tmp_path, monkeypatch):

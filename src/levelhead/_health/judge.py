@@ -306,6 +306,7 @@ class Heads:
     def _verdicts(self) -> tuple[Indices, Indices, dict[int, Finding]]:
         """Rule and level of each head, and those that the course says instead of a rule."""
         chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
+        course = list(self._of_heads())
         for place, (name, rule) in enumerate(self.rules.items()):
             case = self.cases[name]
             if not case.size or case.max() < 0:  # usually
@@ -315,22 +316,27 @@ class Heads:
             level = levels[case]
             if rule.is_sharp:
                 level = np.where(self.explained | self.unharmed, np.maximum(level, _INFO), level)
+            for at, finding in course:
+                if finding.name == name and finding.benign:
+                    level[at] = max(level[at], _INFO)
             chosen = np.where(level < worst, place, chosen)
             worst = np.minimum(level, worst)
         told = {}
-        for at, finding in self._foretold():
+        for at, finding in course:
             rank = LEVELS.index(finding.level), self.order.index(finding.name)
-            if rank < (worst[at], chosen[at]):
+            if rank <= (worst[at], chosen[at]):
                 (worst[at], chosen[at]), told[at] = rank, finding
         return chosen, worst, told
 
-    def _foretold(self) -> Iterator[tuple[int, Finding]]:
+    def _of_heads(self) -> Iterator[tuple[int, Finding]]:
         """What the course says of single heads that no single moment shows, by their place.
 
-        The rest of it the head's own numbers say, and as they are now.
+        That is a forecast, or why it is benign. The rest of it the head's own numbers say, and as
+        they are now.
         """
         for finding in self.evidence.course or ():
-            if finding.scope == HEAD and finding.forecast and finding.name in self.rules:
+            shown = not (finding.forecast or finding.benign)
+            if finding.scope == HEAD and not shown and finding.name in self.rules:
                 place, head = self.places.get(finding.layer, slice(0, 0)), finding.head or 0
                 if head < place.stop - place.start:
                     yield place.start + head, finding

@@ -17,19 +17,25 @@ def legend() -> dict[str, dict[str, str]]:
     }
 
 
-def fields(*kinds: type[PerHead]) -> dict[str, dict[str, str]]:
-    """Label and meaning of every field, in the order that readers like: counts come last."""
+def fields(*kinds: type[PerHead]) -> dict[str, dict[str, Any]]:
+    """What is to be known of every field, in the order that readers like: counts come last."""
     found = [each for kind in kinds for each in statistics_of(kind).values() if each.is_field]
     return _explained(sorted(found, key=lambda each: isinstance(each, Count)))
 
 
-def main_statistics() -> dict[str, dict[str, str]]:
+def main_statistics() -> dict[str, dict[str, Any]]:
     """The same of the statistics that are printed with a Health."""
     return _explained([each for each in statistics_of(Health).values() if each.heading])
 
 
-def _explained(found: list[Statistic]) -> dict[str, dict[str, str]]:
-    return {each.name: {"label": each.label, "meaning": each.meaning} for each in found}
+def _explained(found: list[Statistic]) -> dict[str, dict[str, Any]]:
+    return {
+        each.name: {
+            **{"label": each.label, "meaning": each.meaning, "log": each.log},
+            "share": each.form.endswith("%"),
+        }
+        for each in found
+    }
 
 
 def colours() -> str:
