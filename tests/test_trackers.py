@@ -4,7 +4,10 @@ import doctest
 import importlib
 import inspect
 import operator
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,11 +127,40 @@ def test_weights_and_biases(wandb, tmp_path):
 
 @pytest.mark.parametrize(
     "module, name",
-    [("wandb", "Run.log"), ("mlflow", "log_metrics"), ("accelerate", "Accelerator.log")],
+    [("wandb", "Run.log"), ("mlflow", "log_metrics")],
 )
 def test_functions_of_trackers_take_scalars_and_step(module, name):
     function = inspect.unwrap(operator.attrgetter(name)(importlib.import_module(module)))
     assert [each for each in inspect.signature(function).parameters if each != "self"][1] == "step"
+
+
+ACCELERATOR = """
+from accelerate import Accelerator
+from accelerate.tracking import GeneralTracker
+from store_support import record
+from levelhead.store import Scalars
+
+class Tracker(GeneralTracker):
+    name, requires_logging_directory, tracker = "mine", False, None
+
+    def store_init_configuration(self, values):
+        pass
+
+    def log(self, values, step=None, **kwargs):
+        print(step, len(values))
+
+accelerator = Accelerator(cpu=True, log_with=Tracker())
+accelerator.init_trackers("project")
+Scalars(accelerator.log)(record(7))
+"""
+
+
+def test_an_accelerator_is_a_tracker():
+    """In a process of its own: what an Accelerator is set to holds for all of its process."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    command = [sys.executable, "-c", ACCELERATOR]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "7 11\n", done.stderr
 
 
 def test_mlflow(tmp_path, monkeypatch):
