@@ -306,6 +306,17 @@ def test_two_runs_are_compared(run, here, store):
     assert not (here / "p.html").exists()
 
 
+def test_the_runs_of_a_store_are_listed(run, here, store):
+    code, out, err = run("report", "run.db", "--list")
+    assert (code, err) == (0, "")
+    assert [line.split()[:2] for line in out.splitlines()] == [
+        ["run", "name"],
+        ["1", "first"],
+        ["2", "second"],
+    ]
+    assert not (here / "run.html").exists()
+
+
 def test_bad_stores_are_one_sentence(run, here, store):
     (here / "text.db").write_text("no database at all, but long enough to look at" * 9)
     newer = sqlite3.connect(here / "newer.db")
@@ -321,6 +332,8 @@ def test_bad_stores_are_one_sentence(run, here, store):
         (["nowhere.db"], "there is no store at nowhere.db"),
         (["text.db"], "not a database"),
         (["newer.db"], "was written by a newer levelhead (schema 99"),
+        (["newer.db", "--list"], "upgrade levelhead, or choose another file"),
+        (["nowhere.db", "--list"], "there is no store at nowhere.db"),
         (["run.db", "--run", "9"], "holds no run 9; its runs are: 1 (first), 2 (second)"),
         (["run.db", "--html", "run.db"], "run.db is what is read"),
         (["nowhere.db", "--html", "no/p.html"], "there is no folder no"),

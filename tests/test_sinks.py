@@ -16,6 +16,7 @@ import levelhead as lh
 from levelhead import GradHealth, Health
 from levelhead._records import Alert, StepRecord
 from levelhead.store import JsonLines, StoreError, TensorBoard
+from levelhead.store._trackers import attention_scalars
 
 KEYS = np.eye(10)
 # Two heads, the second one critical; and one that sees too few keys to be judged.
@@ -150,6 +151,7 @@ def test_the_worst_head_and_the_mean_of_each_layer(tmp_path):
         "survival_mean/mixed": 0.5,
         "worst_head/mixed": 1,
         **{"heads/critical": 1, "heads/error": 0, "heads/warning": 0},
+        **attention_scalars(record(5)),
     }
     assert set(scalars) == set(expected)  # nothing of the layer whose head saw no key
     for tag, value in expected.items():

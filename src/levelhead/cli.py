@@ -40,9 +40,10 @@ from .report import (
     comparison_json,
     comparison_text,
     failing,
+    run_list,
     write_run_page,
 )
-from .store import StoreError, read_run
+from .store import StoreError, list_runs, read_run
 
 app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -168,10 +169,16 @@ def report(
     open_it: Annotated[
         bool, typer.Option("--open/--no-open", help="Show it in the browser.")
     ] = False,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="Print which runs there are, and write no page.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The page of a watched run, finished or still running."""
     with plain_errors(debug):
+        if list_them:
+            print(run_list(list_runs(run_db)))
+            return
         _check_outputs(html)
         with progress() as tell:
             tell(f"Reading {run_db}")

@@ -25,8 +25,8 @@ def register(*, ignore: Iterable[str] = ()) -> str:
     ignore: names of options that attention may drop. An option that it does not know raises,
         because it may change the result; name it here if you know that it does not.
     """
-    functions = _load("_attention")
-    masks = _load("_masks")
+    functions = load("_attention")
+    masks = load("_masks")
     transformers = importlib.import_module("transformers")
     transformers.AttentionInterface.register(NAME, functions.attention_forward)
     transformers.AttentionMaskInterface.register(NAME, masks.attention_mask)
@@ -45,11 +45,12 @@ def supports(model: Any) -> bool:
     Some models compute attention in code of their own. transformers takes any registered name for
     them, too, and then runs that code.
     """
-    answer: bool = _load("_reach").supports(model)
+    answer: bool = load("_reach").supports(model)
     return answer
 
 
-def _load(module: str) -> Any:
+def load(module: str) -> Any:
+    """A module of this package that needs PyTorch and transformers."""
     try:
         importlib.import_module("transformers")
         return importlib.import_module(f"{__package__}.{module}")

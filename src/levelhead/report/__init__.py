@@ -8,6 +8,7 @@ from ._compare_page import compare_page
 from ._failing import failing
 from ._page import asset, packed_plotly, page
 from ._points import Points, plan
+from ._run_list import run_list
 from ._run_page import live_page, points_data, run_page, write_run_page
 from ._terminal import checkup_text
 from ._which import compare_checkups, compare_runs
@@ -33,6 +34,7 @@ __all__ = [
     "plan",
     "points_data",
     "progress",
+    "run_list",
     "run_page",
     "write_run_page",
     "write_whole",

@@ -68,7 +68,7 @@ def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict
     return {
         "headline": points.points[-1].headline if points.points else "No step is recorded yet.",
         "about": _about(run),
-        "made": f"Made by levelhead {__version__} at {_clock(time.time())}.",
+        "made": f"Made by levelhead {__version__} at {clock(time.time())}.",
         "thinned": " ".join(filter(None, [planned.words, no_room])),
         "legend": {
             name: {"letter": rule.letter, "meaning": rule.meaning, "hint": rule.hint}
@@ -98,14 +98,16 @@ def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict
 
 def _about(run: Run) -> str:
     steps = run.steps
-    parts = [run.name, run.model, plural(len(steps), "step") + " recorded"]
+    parts = [run.name, run.model, plural(run.ranks, "rank") if run.ranks > 1 else ""]
+    parts.append(plural(len(steps), "step") + " recorded")
     if steps:
         parts[-1] += f", {min(steps):,} to {max(steps):,}"
-    parts.append(f"started {_clock(run.started)}")
-    parts.append(f"ended {_clock(run.ended)}" if run.ended else "still running, or cut off")
+    parts.append(f"started {clock(run.started)}")
+    parts.append(f"ended {clock(run.ended)}" if run.ended else "still running, or cut off")
     parts.append(plural(len(run.alerts), "alert"))
     return " · ".join(part for part in parts if part)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds since 1970 as a date and a time, to the minute."""
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

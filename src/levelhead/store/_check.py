@@ -42,6 +42,13 @@ def text(name: str, value: Any) -> str:
     return value
 
 
+def count(name: str, value: Any, least: int = 0) -> int:
+    """An integer of at least so much."""
+    if not least <= integer(name, value) < 2**63:
+        raise ValueError(f"{name}: expected an integer of at least {least}, got {shown(value)}")
+    return integer(name, value)
+
+
 def check_scalars(scalars: Any) -> None:
     if not isinstance(scalars, Mapping):
         raise TypeError(f"scalars: expected a dict of numbers, got {shown(scalars)}")

@@ -43,7 +43,7 @@ _Series = tuple[NDArray[np.int64], Floats]
 class Run:
     """A run: as it was when `read_run` looked at it, or of records that are still in memory.
 
-    id, name, model, meta: as given to `Store`
+    id, name, model, meta, ranks, arguments, start_step: as given to `Store`
     started, ended: seconds since 1970; ended is None for a run that goes on or was killed
     phase: which steps these are: of "training", of "inference", or "before training"
     steps, times: the recorded steps, in the order they were written
@@ -75,6 +75,9 @@ class Run:
     path: Path | None = None
     courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
+    ranks: int = 1
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    start_step: int = 0
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
 
     @classmethod
@@ -359,8 +362,8 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
 
 def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> dict[str, Any]:
     names = ["id", "name", "model", "meta", "started", "ended"]
-    if "thresholds" in columns_of(connection, "runs"):
-        names.append("thresholds")
+    there = columns_of(connection, "runs")
+    names += [name for name in ("thresholds", "ranks", "arguments", "start_step") if name in there]
     rows = connection.execute(f"SELECT {', '.join(names)} FROM runs ORDER BY id").fetchall()
     runs = [dict(zip(names, row, strict=True)) for row in rows]
     if not runs:
@@ -370,8 +373,13 @@ def _find(connection: sqlite3.Connection, path: Path, run: int | str | None) -> 
         listed = ", ".join(f"{r['id']} ({r['name']})" for r in runs[-10:])
         raise StoreError(f"{path} holds no run {shown(run)}; its runs are: {listed}")
     found = matching[-1]
-    thresholds = Thresholds.stored(json.loads(found.get("thresholds") or "{}"))
-    return found | {"meta": json.loads(found["meta"]), "thresholds": thresholds}
+    return found | {
+        "meta": json.loads(found["meta"]),
+        "thresholds": Thresholds.stored(json.loads(found.get("thresholds") or "{}")),
+        "ranks": found.get("ranks") or 1,
+        "arguments": json.loads(found.get("arguments") or "{}"),
+        "start_step": found.get("start_step") or 0,
+    }
 
 
 def _alert(phase: str, step: int, layer: str, *values: Any) -> Alert:

@@ -11,7 +11,7 @@ from .._records import TRAINING
 APPLICATION_ID = 0x4C564C48  # "LVLH": tells a store from any other SQLite file
 # PRAGMA user_version. It grows when older versions could not use the file. A new statistic does
 # not need that: its column is NULL in rows that do not have it, and others pass over it.
-VERSION = 3
+VERSION = 4
 
 ALERT_COLUMNS = (
     *("head", "verdict", "level", "previous", "value", "reason", "hint"),
@@ -48,7 +48,10 @@ CREATE TABLE IF NOT EXISTS runs (
     version     TEXT NOT NULL,        -- of levelhead
     started     REAL NOT NULL,        -- seconds since 1970
     ended       REAL,                 -- NULL: still running, or killed
-    thresholds  TEXT                  -- of the verdicts, a JSON object; NULL: the usual ones
+    thresholds  TEXT,                 -- of the verdicts, a JSON object; NULL: the usual ones
+    ranks       INTEGER,              -- how many processes trained; NULL: not known
+    arguments   TEXT,                 -- of the watch and of the training, a JSON object
+    start_step  INTEGER               -- the number of the first step; NULL: not known
 );
 
 CREATE TABLE IF NOT EXISTS steps (
@@ -123,7 +126,12 @@ def migration(connection: sqlite3.Connection) -> list[str]:
     Rows stay as they are: a number that is new is NULL in them, which reads as NaN, not known.
     """
     wanted = {
-        "runs": {"thresholds": "TEXT"},
+        "runs": {
+            "thresholds": "TEXT",
+            "ranks": "INTEGER",
+            "arguments": "TEXT",
+            "start_step": "INTEGER",
+        },
         "steps": {"phase": _PHASE, "course": "TEXT"},
         "layers": {"scale": "TEXT"},
         "alerts": {"scope": "TEXT", "heads": "INTEGER", "since": "INTEGER"},

@@ -24,6 +24,7 @@ from ._open import FilePath, StoreError
 from ._outage import Outage
 from ._run import known
 from ._sink import Sink
+from ._trackers import attention_scalars
 
 
 class JsonLines(Sink):
@@ -149,10 +150,11 @@ class TensorBoard(Sink):
     entropy_ratio/LAYER is the value of the layer's worst head (the largest or the smallest,
     whichever is bad), entropy_ratio_mean/LAYER the mean over its heads, worst_head/LAYER the
     index of the head with the worst verdict. heads/critical, heads/error and heads/warning count
-    the heads of all layers at that level. Alerts are texts. What was logged, such as the loss, goes
-    by its own name. So a chart is a layer, a group of
-    charts a statistic, and the file grows by layers, not by heads. Steps of inference have tags of
-    their own, inference/entropy_ratio/LAYER: they have numbers of their own.
+    the heads of all layers at that level. attention/… are the few numbers of `Scalars`, for the
+    whole model. Alerts are texts. What was logged, such as the loss, goes by its own name. So a
+    chart is a layer, a group of charts a statistic, and the file grows by layers, not by heads.
+    Steps of inference have tags of their own, inference/entropy_ratio/LAYER: they have numbers of
+    their own.
     """
 
     def __init__(
@@ -195,6 +197,8 @@ class TensorBoard(Sink):
             self._add(record, f"heads/{level}", levels[level])
         for name, value in record.scalars.items():
             self._add(record, name, value)
+        for tag, value in attention_scalars(record).items():
+            self._writer.add_scalar(tag, value, record.step, record.time)
         for alert in record.alerts:
             tag = _tag(record.phase, "alerts")
             self._writer.add_text(tag, str(alert), record.step, record.time)

@@ -11,24 +11,20 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from .. import __version__
 from .._health import GradHealth, Health, Judgement, PerHead, Thresholds
 from .._health.findings import HEAD
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
-from ._check import check_record, check_scalars, check_step, file_path, text
+from ._check import check_record, check_scalars, check_step, count, file_path, text
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
+from ._runs import Beginning, layers_of
 from ._schema import ALERT_COLUMNS, SUMS, insert
 from ._sink import Sink
 
 _PATIENCE = 200  # milliseconds that a step waits for another writer
 
-_RUN = """
-INSERT INTO runs (name, model, meta, version, started)
-VALUES (coalesce(?, 'run ' || (SELECT coalesce(max(id), 0) + 1 FROM runs)), ?, ?, ?, ?)
-"""
 _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
 _STEP = insert("steps", "run_id", "step", "time", "phase", "course")
 _LAYER = insert("layers", "run_id", "name", "scale")
@@ -89,6 +85,11 @@ class Store(Sink):
     name:  of the run; None numbers it: "run 1"
     model: what was watched, in words
     meta:  anything else to remember, kept as JSON (what JSON does not know, as its str)
+    ranks: how many processes train together; only one of them has a store
+    arguments: of the training, such as its learning rate; kept as meta is
+    start_step: of a training that goes on from a checkpoint, the step it goes on at. The latest
+        run of that name (without a name: of that model) goes on, if there is one; the steps that
+        it has from there on will be taken again and are dropped.
 
     The thresholds of the verdicts come with the steps and are kept with the run. When the first
     step of training comes, the steps of inference before it become steps "before training", with
@@ -106,20 +107,27 @@ class Store(Sink):
         name: str | None = None,
         model: str = "",
         meta: Mapping[str, Any] | None = None,
+        ranks: int = 1,
+        arguments: Mapping[str, Any] | None = None,
+        start_step: int = 0,
     ) -> None:
         self.path = file_path(path)
-        if name is not None:
-            text("name", name)
-        text("model", model)
-        described = _described(meta)
+        beginning = Beginning(
+            name=None if name is None else text("name", name),
+            model=text("model", model),
+            meta=_described("meta", meta),
+            ranks=count("ranks", ranks, least=1),
+            arguments=_described("arguments", arguments),
+            start_step=count("start_step", start_step),
+        )
         self._lock = threading.Lock()
         self._outage = Outage(str(self.path))
-        self._layers: dict[str, int] = {}
         self._thresholds = ""  # as written
         self._course: Said | None = None  # as written
         self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
-            self.run = self._insert(_RUN, (name, model, described, __version__, time.time()))
+            self.run = beginning.write(self._connection, self.path)
+            self._layers = layers_of(self._connection, self.run)
         self._open = True
         self._wait(_PATIENCE)
 
@@ -249,15 +257,15 @@ class Store(Sink):
         self._connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
 
 
-def _described(meta: Any) -> str:
+def _described(name: str, value: Any) -> str:
     try:
-        given = dict(meta or {})
+        given = dict(value or {})
     except (TypeError, ValueError):
-        raise TypeError(f"meta: expected a dict, got {shown(meta)}") from None
+        raise TypeError(f"{name}: expected a dict, got {shown(value)}") from None
     try:
         return json.dumps(given, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"meta: expected what JSON can hold, got the error: {error}") from None
+        raise ValueError(f"{name}: expected what JSON can hold, got the error: {error}") from None
 
 
 def _by_head(layers: Mapping[str, PerHead]) -> Iterator[tuple[str, int, list[float]]]:

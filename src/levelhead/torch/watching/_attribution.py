@@ -13,18 +13,31 @@ _HEADS = (
 )  # fmt: skip
 
 
+# What compiling, FSDP and checkpointing put between a module and its own.
+_WRAPPED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+
 class ModuleNames(dict[int, str]):
-    """The dotted names of a model's modules, by id, without what torch.compile puts in between."""
+    """The dotted names of a model's modules, by id, as the model was written.
+
+    Wrappers have no part in them, so that runs of one model can be compared, wrapped or not. DDP
+    and others call what they wrap `module`; a model may do so too, beside other parts of it.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         super().__init__(self._now())
 
     def _now(self) -> dict[int, str]:
-        return {
-            id(module): ".".join(part for part in name.split(".") if part != "_orig_mod")
-            for name, module in self._model.named_modules()
-        }
+        found: dict[str, str] = {"": ""}  # by the name with all wrappers
+        for name, module in self._model.named_modules():
+            for part, child in module._modules.items():
+                path = f"{name}.{part}" if name else part
+                wraps = part in _WRAPPED or (part == "module" and len(module._modules) == 1)
+                written = found[name] if wraps else f"{found[name]}.{part}".lstrip(".")
+                if child is not None:
+                    found.setdefault(path, written)
+        return {id(module): found[name] for name, module in self._model.named_modules()}
 
     def renew(self) -> bool:
         """Look again; whether modules have come or gone."""

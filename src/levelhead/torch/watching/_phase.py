@@ -11,40 +11,61 @@ from ..._records import Alert, StepRecord
 from ...scaling import ScaleInUse
 from ._accumulator import Accumulator, Statistics
 from ._alerts import Alerts
+from ._ranks import Ranks
 from ._scalars import Scalars
+
+
+class Sums:
+    """Health and gradients by layer."""
+
+    def __init__(self) -> None:
+        self.health, self.gradients = Accumulator[Health](), Accumulator[GradHealth]()
+
+    def add(self, other: Phase | StepRecord) -> None:
+        self.health.add_all(other.health)
+        self.gradients.add_all(other.gradients)
+
+    def clear(self) -> None:
+        self.health.clear()
+        self.gradients.clear()
 
 
 class Phase:
     """The steps of one phase, with a count of their own.
 
-    health, gradients: per layer (dotted module name), over all recorded steps
+    health, gradients: per layer (dotted module name), over all recorded steps; once ranks have
+        merged theirs, of what was merged
     calls, alerts: how many calls were counted; the heads that turned worse
+    is_merged: whether several ranks have merged something
     """
 
-    def __init__(self, name: str, thresholds: Mapping[str, float], step: int = 0) -> None:
-        self.name, self.step = name, step
+    def __init__(
+        self, name: str, thresholds: Mapping[str, float], ranks: Ranks, step: int = 0
+    ) -> None:
+        self.name, self.step, self.is_merged = name, step, False
         self.alerts: list[Alert] = []
-        self._thresholds = thresholds
-        self._alerts = Alerts(name, Thresholds().changed(thresholds))
+        self._thresholds, self._ranks = thresholds, ranks
+        self._alerts = self._new_alerts()
         self._scales: dict[str, ScaleInUse] = {}
-        self._step_health, self._step_gradients = (
-            Accumulator[Health](),
-            Accumulator[GradHealth](),
-        )  # in this step
-        self._health, self._gradients = (
-            Accumulator[Health](),
-            Accumulator[GradHealth](),
-        )  # before it
+        # In this step; recorded before it; recorded on this rank, and not merged with others.
+        self._now, self._before, self._alone = Sums(), Sums(), Sums()
         self._calls = [0, 0]  # before this step, in it
         self._recorded = (0, -1)  # the first and the last step that were
 
+    def _new_alerts(self) -> Alerts:
+        return Alerts(self.name, Thresholds().changed(self._thresholds))
+
+    @property
+    def _shown(self) -> tuple[Sums, ...]:
+        return (self._before,) if self.is_merged else (self._before, self._alone, self._now)
+
     @property
     def health(self) -> dict[str, Health]:
-        return together(self._health.merged(), self._step_health.merged())
+        return together(*(sums.health.merged() for sums in self._shown))
 
     @property
     def gradients(self) -> dict[str, GradHealth]:
-        gradients = together(self._gradients.merged(), self._step_gradients.merged())
+        gradients = together(*(sums.gradients.merged() for sums in self._shown))
         return in_order_of(self.health, gradients)
 
     @property
@@ -53,7 +74,7 @@ class Phase:
 
     def __bool__(self) -> bool:
         """Whether the current step has seen a call."""
-        return bool(self._step_health)
+        return bool(self._now.health)
 
     @property
     def course(self) -> tuple[Finding, ...]:
@@ -62,16 +83,19 @@ class Phase:
 
     def add_call(self, layer: str, health: Health, scale: ScaleInUse) -> None:
         self._calls[1] += 1
-        self._step_health.add(layer, health)
+        self._now.health.add(layer, health)
         self._scales[layer] = scale
 
     def add_gradients(self, layer: str, gradients: GradHealth) -> None:
-        self._step_gradients.add(layer, gradients)
+        self._now.gradients.add(layer, gradients)
 
     def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
-        health = together(*(phase._step_health.merged() for phase in (self, *joined)))
-        gradients = together(*(phase._step_gradients.merged() for phase in (self, *joined)))
+        return self._record([phase._now for phase in (self, *joined)], scalars)
+
+    def _record(self, parts: list[Sums], scalars: Scalars) -> StepRecord:
+        health = together(*(sums.health.merged() for sums in parts))
+        gradients = together(*(sums.gradients.merged() for sums in parts))
         return StepRecord(
             *(self.step, time.time(), health, in_order_of(health, gradients)),
             thresholds=self._thresholds,
@@ -82,17 +106,50 @@ class Phase:
             means=scalars.means(),
         )
 
-    def end_step(self, *joined: Phase, scalars: Scalars) -> StepRecord | None:
-        """The record of the current step, if it has seen any call; another begins."""
-        record = None
-        if any((self, *joined)):
+    def end_step(self, *joined: Phase, scalars: Scalars, merge: bool) -> StepRecord | None:
+        """The record of the current step, if it has seen any call; another begins.
+
+        merge: with the other ranks, if there are any; a call that one of them has seen counts
+        """
+        record, several = None, self._ranks.several
+        if any((self, *joined)) or (merge and several):
             record = self.record(*joined, scalars=scalars)
-            self._health.add_all(record.health)
-            self._gradients.add_all(record.gradients)
-            record = self._alerts.judge(record, record.means.get("loss"))
-            self.alerts += record.alerts
-            first, last = self._recorded
-            self._recorded = (self.step if last < first else first, self.step)
+        if record is not None and merge and several:
+            record, self.is_merged = self._ranks.merge(record), True
+        if record is not None and record.health:
+            kept = self._alone if several and not merge else self._before
+            record = self._keep(record, kept, self._alerts)
+        return self._begin_step(record, joined, scalars)
+
+    def merge(self, *joined: Phase, scalars: Scalars) -> StepRecord | None:
+        """What all ranks have seen and not merged so far, as one step; another begins."""
+        phases = (self, *joined)
+        parts = [sums for phase in phases for sums in (phase._alone, phase._now)]
+        record = self._ranks.merge(self._record(parts, scalars), asked=True)
+        self.is_merged = True
+        if not record.health:
+            return None
+        for phase in phases:
+            phase._alone.clear()
+        self.step = record.step
+        # By itself: what the ranks were told before is not the same.
+        self._alerts = self._new_alerts()
+        return self._begin_step(self._keep(record, self._before, self._alerts), joined, scalars)
+
+    def _keep(self, record: StepRecord, kept: Sums, alerts: Alerts) -> StepRecord:
+        """Judge a record and add it to what is known."""
+        kept.add(record)
+        record = alerts.judge(record, record.means.get("loss"))
+        self.alerts += record.alerts
+        first, last = self._recorded
+        self._recorded = (self.step if last < first else first, self.step)
+        return record
+
+    def _begin_step(
+        self, record: StepRecord | None, joined: tuple[Phase, ...], scalars: Scalars
+    ) -> StepRecord | None:
+        """Whose record is of the step that ends; it is returned if it has any health."""
+        record = record if record is not None and record.health else None
         self._calls[0] += sum(phase.forget_step() for phase in (self, *joined))
         self.step += 1
         scalars.end_step(recorded=record is not None)
@@ -101,8 +158,7 @@ class Phase:
     def forget_step(self) -> int:
         """Begin the current step anew; how many calls it had seen."""
         calls, self._calls[1] = self._calls[1], 0
-        self._step_health.clear()
-        self._step_gradients.clear()
+        self._now.clear()
         return calls
 
     def take_over(self, phase: Phase) -> None:
@@ -113,8 +169,7 @@ class Phase:
         back = last + 1 - before
         self._recorded = (first - back, -1)
         self._calls[0] += phase.calls
-        self._health.add_all(phase.health)
-        self._gradients.add_all(phase.gradients)
+        self._before.add(phase)
         self.alerts += (
             replace(
                 alert,

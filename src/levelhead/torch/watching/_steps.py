@@ -22,6 +22,7 @@ from ._forwards import Hook, after_backward, entry_modules, in_backward, without
 from ._intercept import Listener
 from ._listen import ThreadInterceptor
 from ._phase import Phase
+from ._ranks import Ranks
 from ._scalars import Scalars
 from ._unended import Unended
 
@@ -36,6 +37,7 @@ class Steps:
 
     left_out: how many calls were seen and not counted, by their kind
     not_understood: how many could not be measured, by module
+    by_hand: whether steps end by `end_by_hand` alone
     """
 
     def __init__(
@@ -46,19 +48,21 @@ class Steps:
         thresholds: Mapping[str, float],
         hand_on: Callable[[StepRecord], None],
         add: Callable[[Mapping[str, float]], None],
+        ranks: Ranks,
     ) -> None:
         self._model, self._every, self._thresholds = model, every, thresholds
+        self._ranks = ranks
         self._gradients_wanted, self._hand_on, self._add = gradients, hand_on, add
         self.scalars = Scalars()
         self._recorded = False  # the step that ended last
-        self.training = Phase(TRAINING, thresholds)
-        self.inference = Phase(INFERENCE, thresholds)
-        self.before_training = Phase(BEFORE_TRAINING, thresholds)
+        self.training, self.inference, self.before_training = (
+            Phase(name, thresholds, ranks) for name in (TRAINING, INFERENCE, BEFORE_TRAINING)
+        )
         self.left_out: Counter[str] = Counter()
         self.not_understood: Counter[str] = Counter()
         self.trains = self.is_on = False
         self._unended: Unended | None = None
-        self._by_hand = self._listening = self._seeing = False
+        self.by_hand = self._listening = self._seeing = False
         self._awaited = False  # training: the latest forward was one with gradients
         self._infers = False  # all of the model runs, without gradients
         self._ran = False  # the model, with gradients, since an optimizer ended a step
@@ -82,7 +86,7 @@ class Steps:
         self.scalars.restart()
         self.inference.step = max(self.inference.step, self.training.step)
         self._optimizers.clear()
-        self._unended = None if self._by_hand else Unended(self._model)
+        self._unended = None if self.by_hand else Unended(self._model)
         self._interceptor = ThreadInterceptor.current()
         self._names = ModuleNames(self._model)
         self._listener = Listener(self._see, self._names, self._miss, matrices=False)
@@ -102,22 +106,33 @@ class Steps:
         self._listen()
         for undo in self._undo:
             undo()
-        if any(self.shown):
+        if self.training.is_merged:  # of what only some ranks may have, nothing is kept
+            self.left_out["unended step"] += self.training.forget_step()
+        elif any(self.shown):
             self._end_step()
         return self._unended.message() if self._unended else None
 
-    def end_by_hand(self) -> None:
-        ended = self._new and not self._by_hand  # by an optimizer: whoever calls this means that
-        self._by_hand, self._unended = True, None
-        if ended:
-            return
-        if self.training and not self.trains:
-            self._begin_training()
-        self._end_step()
+    def end_by_hand(self, number: int | None = None) -> None:
+        ended = self._new and not self.by_hand  # by an optimizer: whoever calls this means that
+        self.by_hand, self._unended = True, None
+        if not ended:
+            if self.training and not self.trains:
+                self._begin_training()
+            self._end_step()
+        if number is not None and number != self.training.step:
+            self.training.step = number
+            self._listen()
+
+    def merge(self) -> None:
+        """Record what all ranks have seen and not merged so far."""
+        phase, *joined = self.shown[::-1]
+        self._hand_on_end(phase.merge(*joined, scalars=self.scalars))
 
     def open_record(self) -> StepRecord | None:
-        """What is known of the step that is not over."""
+        """What is known of the step that is not over; nothing where ranks have merged theirs."""
         phase, *joined = self.shown[::-1]
+        if phase.is_merged:
+            return None
         return phase.record(*joined, scalars=self.scalars) if any(self.shown) else None
 
     # ------------------------------------------------------------ forwards
@@ -149,7 +164,7 @@ class Steps:
     def _end_forward(self) -> None:
         if self._infers and self._interceptor.is_current():
             self._infers = False
-            if not (self.trains or self._by_hand):
+            if not (self.trains or self.by_hand):
                 self._end(self.inference)
 
     def _await_training(self) -> None:
@@ -173,7 +188,7 @@ class Steps:
             self._optimizers.add(optimizer)
         if not self.trains:
             self._begin_training()
-        if self._by_hand:
+        if self.by_hand:
             return
         # Of several optimizers that step one after the other, the first ends the step. The next
         # step begins with a forward of the model, or when one that took part steps again.
@@ -210,7 +225,7 @@ class Steps:
         # Calls without gradients amid the forwards of the first step.
         self.left_out["evaluation"] += self.inference.forget_step()
         self.before_training.take_over(self.inference)
-        self.inference = Phase(INFERENCE, self._thresholds)
+        self.inference = Phase(INFERENCE, self._thresholds, self._ranks)
         self.scalars.forget_means()
 
     # ------------------------------------------------------------ steps
@@ -229,9 +244,15 @@ class Steps:
 
     def _end(self, phase: Phase, *joined: Phase) -> None:
         self._over = False
+        # The other ranks are here too when training ends a step that is recorded; else they may
+        # not be, and would be waited for in vain.
+        merge = self.is_on and phase is self.training and phase.step % self._every == 0
+        self._hand_on_end(phase.end_step(*joined, scalars=self.scalars, merge=merge))
+
+    def _hand_on_end(self, record: StepRecord | None) -> None:
+        """Of a step that has just ended, if it was recorded."""
+        self._recorded = record is not None
         try:
-            record = phase.end_step(*joined, scalars=self.scalars)
-            self._recorded = record is not None
             if record is not None:
                 self._hand_on(record)
         finally:

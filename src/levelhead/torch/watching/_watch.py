@@ -15,6 +15,7 @@ from ..._health.describe import missing_calls, plural
 from ..._health.verdicts import LOUD
 from ..._records import TRAINING, Alert, StepRecord
 from ._phase import Phase, together
+from ._ranks import Ranks
 from ._steps import Steps
 from ._summary import summarise
 
@@ -62,6 +63,16 @@ class watch:
         over; it is logged either way
     gradients: also measure, in backward, how much gradient gets through the softmax
     thresholds: of the verdicts, by name, as for `Health.verdicts`
+    group: processes that see other data, and whose statistics are merged with those of this one:
+        the default group of torch.distributed, if it is initialised; a process group of yours;
+        or False for this process alone
+    head_group: processes that hold other heads of the same layers (tensor parallel); their heads
+        stand one after the other, in the order of their ranks
+    timeout: how many seconds to wait for the other processes, at most
+    run: what a store that is made from a path keeps of the run, as `Store` takes it:
+        {"name": ..., "meta": ..., "arguments": ...}
+    start_step: the number of the first step; of a training that goes on from a checkpoint, the
+        step it goes on at: its run in the store goes on, too
 
     Results stay what they are, within rounding: calls of PyTorch's attention are computed by
     Levelhead, which reports health from the same pass. Compiled parts run eagerly on recorded
@@ -79,19 +90,32 @@ class watch:
         on_alert: Callable[[Alert], Any] | None = None,
         gradients: bool = True,
         thresholds: Mapping[str, float] | None = None,
+        group: Any = None,
+        head_group: Any = None,
+        timeout: float = 30.0,
+        run: Mapping[str, Any] | None = None,
+        start_step: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(every, int) or isinstance(every, bool) or every < 1:
             raise ValueError(f"every: expected an integer of at least 1, got {every!r}")
+        if not isinstance(start_step, int) or isinstance(start_step, bool) or start_step < 0:
+            raise ValueError(f"start_step: expected a step, 0 or more, got {start_step!r}")
         self.model, self.every = model, every
         self._path = None if callable(store) else store
+        self._run_options = _run_options(run, every=every, gradients=gradients)
+        self._resumes = start_step > 0
         self._sinks = [*sinks, store] if callable(store) else [*sinks]
         self._own: list[Any] = []  # sinks that are ours to close
         self._failed: set[int] = set()
         self._on_alert, self._thresholds = on_alert, dict(thresholds or {})
         Thresholds().changed(self._thresholds)  # says at once what is unknown
-        self._steps = Steps(model, every, gradients, self._thresholds, self._hand_on, self._add)
+        self._ranks = Ranks(group, head_group, timeout)
+        self._steps = Steps(
+            *(model, every, gradients, self._thresholds, self._hand_on, self._add, self._ranks)
+        )
+        self._steps.training.step = start_step
         self._history: list[StepRecord] = []
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
@@ -213,23 +237,38 @@ class watch:
     def __enter__(self) -> Self:
         if self._steps.is_on:
             raise RuntimeError("this watch is already on; make a new one to watch twice at once")
-        if self._path is not None:
-            from ...store import Store  # noqa: PLC0415
-
-            self._own = [Store(self._path, model=type(self.model).__name__)]
+        self._ranks.open()
+        self._open_store()
         self._steps.start()
         return self
+
+    def _open_store(self) -> None:
+        error, path = None, self._path
+        if path is not None and self._ranks.is_first:
+            from ...store import Store  # noqa: PLC0415
+
+            try:
+                self._own = [Store(path, **self._about_run())]
+            except Exception as found:
+                error = found
+        self._ranks.agree(self.every, error)
+
+    def _about_run(self) -> dict[str, Any]:
+        start = self._steps.training.step if self._resumes else 0
+        known = {"model": type(self.model).__name__, "ranks": self._ranks.count}
+        return {**known, **self._run_options, "start_step": start}
 
     def __exit__(self, *error: object) -> None:
         try:
             unended = self._steps.stop()
         finally:
+            self._ranks.close()
             for sink in self._own:
                 sink.close()
             self._own.clear()
         if error[0] is not None:
             return
-        if self.calls == 0 == self.before_training.calls:
+        if self.calls == 0 == self.before_training.calls and not self.health:
             others = self.left_out.get("other models")
             message = _NOTHING_SEEN + (_OTHERS_SEEN.format(others) if others else "")
             said = "\n".join([message, *missing_calls(self.not_understood)])
@@ -237,9 +276,22 @@ class watch:
         elif unended:
             warnings.warn(unended, RuntimeWarning, stacklevel=2)
 
-    def step(self) -> None:
-        """End the current step; once it was called, nothing else ends steps."""
-        self._steps.end_by_hand()
+    def step(self, number: int | None = None) -> None:
+        """End the current step; once it was called, nothing else ends steps.
+
+        number: of the step that begins, if it is not the next
+        """
+        self._steps.end_by_hand(number)
+
+    def merge(self) -> None:
+        """Merge what the processes of the group have seen and not merged, as one step.
+
+        Training needs no call: its recorded steps are merged as they end. In inference nobody
+        knows when all processes are at the same place, so that each has its own health until all
+        of them call this. In a single process it does nothing.
+        """
+        if self._ranks.several:
+            self._steps.merge()
 
     def log(self, /, **scalars: Any) -> None:
         """Keep scalars with the step: `watch.log(loss=loss)`, once per step.
@@ -260,6 +312,8 @@ class watch:
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
         self._trained += record.phase == TRAINING
+        if not self._ranks.is_first:
+            return
         if self._trained == _PATIENCE and self._lacks_loss():
             _log.info("%s", _NO_LOSS)
         for sink in (*self._own, *self._sinks):
@@ -280,7 +334,7 @@ class watch:
         self._newest = after
         if self._history and self._history[-1] is before:
             self._history[-1] = after
-        for sink in (*self._own, *self._sinks):
+        for sink in (*self._own, *self._sinks) if self._ranks.is_first else ():
             log = getattr(sink, "log", None)
             if callable(log):
                 self._call(sink, log, after.step, after.step, scalars, after.phase)
@@ -304,3 +358,14 @@ class watch:
         if len(self._history) > max(2, _HISTORY // max(heads, 1)):
             self._stride *= 2
             self._history = self._history[::2]
+
+
+def _run_options(run: Mapping[str, Any] | None, **arguments: Any) -> dict[str, Any]:
+    """What `Store` is told; beside the arguments of the training, those of the watch."""
+    given = dict(run or {})
+    unknown = given.keys() - {"name", "meta", "arguments"}
+    if unknown:
+        raise ValueError(
+            f"run: expected name, meta and arguments, got {', '.join(sorted(unknown))}"
+        )
+    return given | {"arguments": {**arguments, **given.get("arguments", {})}}
