@@ -177,8 +177,9 @@ def test_growing_scores_are_information_while_the_loss_is_fine():
     assert history.findings[0].benign == "the loss has not suffered so far"
 
 
+@pytest.mark.parametrize("harm", [3.0, math.nan, math.inf])
 @pytest.mark.parametrize(("ends_at", "level"), [(0.02, "info"), (1.0, "critical")])
-def test_scores_may_explode_once_the_task_is_solved(ends_at, level):
+def test_scores_may_explode_once_the_task_is_solved(ends_at, level, harm):
     def falls(step):
         return max(4.0 * 0.9**step, ends_at)
 
@@ -189,8 +190,19 @@ def test_scores_may_explode_once_the_task_is_solved(ends_at, level):
     assert ("nothing left to harm" in finding.benign) == (level == "info")
     judged = findings(replace(exploding.evidence, course=history.findings))[0]
     assert (judged.level, judged.since) == (level, 80)
-    course(history, range(100, 140), exploding, 3.0)  # now there is harm
+    course(history, range(100, 140), exploding, harm)
     assert history.findings[0].level == "critical"
+
+
+def test_a_loss_that_is_no_number_any_more_is_lost():
+    def loss(step):
+        return learns(step) if step < 60 else math.nan
+
+    history = History(AT)
+    assert 60 <= first(course(history, range(100), turns, loss)) <= 60 + AT.patience
+    assert history.findings[0].reason.endswith("the loss is no number any more")
+    course(history, range(100, 130), turns, 0.5)
+    assert not history.findings
 
 
 def test_large_and_steady_is_no_finding():

@@ -39,6 +39,7 @@ class Loss:
 
     def __init__(self) -> None:
         self.start = self.now = self.best = self.lately = self._long = math.nan
+        self.is_broken = False  # it was a number, and is none now
         self._first: int | None = None  # step
         self._last = 0
         self._starts = (0.0, 0)  # sum and number of the first values
@@ -49,8 +50,11 @@ class Loss:
         return not math.isnan(self.now)
 
     def add(self, step: int, value: float | None) -> None:
-        """The mean loss since the last record; what is no number is passed over."""
-        if value is None or not math.isfinite(value):
+        """The mean loss since the last record. What is no number moves nothing."""
+        if value is None:
+            return
+        self.is_broken = self.is_known and not math.isfinite(value)
+        if not math.isfinite(value):
             return
         passed = math.inf if self._first is None else max(step - self._last, 1)
         self._first = step if self._first is None else self._first
@@ -88,7 +92,9 @@ class Loss:
 
     @property
     def lost(self) -> float:
-        """The share of what had been gained that was lost again."""
+        """The share of what had been gained that was lost again; infinite if it is no number."""
+        if self.is_broken:
+            return math.inf
         gained = self.start - self.best
         return (self.now - self.best) / max(gained, 0.05 * abs(self.start), 1e-12)
 
@@ -113,7 +119,7 @@ class Trend:
     def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
         """Take in a record at a time, in steps."""
         n, t, tt, y, ty = self._sums[:, where]
-        passed = np.where(self._records[where] > 0, now - self._last[where], 0.0)
+        passed = np.where(self._sums[0, where] > 0, now - self._last[where], 0.0)
         kept = np.exp(-passed / np.maximum(_TREND_STEPS, _TREND_RECORDS * passed))
         # Earlier records lie further back now.
         t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
@@ -123,7 +129,7 @@ class Trend:
         sums[0] += known
         sums[3] += np.where(known, logs, 0.0)
         self._sums[:, where], self._last[where] = sums, now
-        self._records[where] += 1
+        self._records[where] += known
 
     def steps_until(self, limit: float, where: Where = ALL) -> Floats:
         """How many steps from now each head reaches a score of `limit`; infinity for never."""
@@ -333,9 +339,12 @@ class History:
         elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
+            if loss.is_broken:
+                why = "the loss is no number any more"
+            else:
+                facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
             if loss.now > loss.start:
                 why = "the loss is higher than at the start"
-            facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
         elif is_new and loss.learned < at.learned and not loss.is_falling:
             name = "collapsing"
             why = "the loss stands still"
@@ -379,7 +388,10 @@ class History:
                     found.append(held.finding)  # words take time
                 else:
                     own = heads.finding(*heads.named(at))
-                    found.append(replace(own, level=level, benign=benign or own.benign))
+                    if benign:
+                        reason = f"the largest |score| is {number(own.evidence[0].value)}"
+                        own = replace(own, level=level, benign=benign, reason=reason)
+                    found.append(own)
         return found
 
     def _may_grow(self, learned: float) -> bool:

@@ -145,7 +145,8 @@ def _scaled(scale: ScaleInUse, layers: list[str]) -> str:
 
 def _choosing_nothing(heads: Heads) -> list[Finding]:
     """That most heads are flat: normal in a new model, and nothing to call healthy."""
-    if not heads.count:
+    told = any(finding.name == "flat" for finding in heads.evidence.course or ())
+    if not heads.count or told:
         return []
     flat = heads.chosen == heads.order.index("uniform")
     many, judged = int(flat.sum()), int(heads.can_be_judged.sum())
