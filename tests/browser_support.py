@@ -29,3 +29,12 @@ def chromium():
         "no Chromium: install one (apt-get install chromium), name it in LEVELHEAD_CHROMIUM, "
         "or leave these tests out with LEVELHEAD_NO_BROWSER=1"
     )
+
+
+def until(tab, holds):
+    """Playwright's own way of waiting needs eval, which the pages forbid."""
+    for _ in range(100):
+        if holds():
+            return
+        tab.wait_for_timeout(50)
+    pytest.fail("it never came true")

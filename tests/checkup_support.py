@@ -1,5 +1,7 @@
 """Attention calls and results for the tests of the checkup, made of NumPy alone."""
 
+import base64
+import zlib
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -9,6 +11,8 @@ import torch
 import levelhead as lh
 from levelhead._moved import Moved
 from levelhead.checkup import Input, Subject, examine
+from levelhead.checkup._pictures import Picture
+from levelhead.checkup._scores import NEAR, ONE
 
 
 class FakeCall(NamedTuple):
@@ -97,3 +101,40 @@ def make_result(*calls, texts=(), pictures=True, name="a model", notes=(), misse
     subject = Subject(name, Silent(), inputs, notes=notes)
     listen = listen_to(*calls, missed=missed)
     return examine(subject, pictures=pictures, factors=factors, listen=listen)
+
+
+def unpacked(result):
+    """The pictures of a result, layer by layer, as a page reads them."""
+    pictures = result["pictures"]
+    content = zlib.decompress(base64.b64decode(pictures["scores"]))
+    count = sum(
+        len(layer["heads"]) * (1 + one["rows"] * (1 + one["groups"]))
+        for layer, places in zip(result["layers"], pictures["layers"], strict=True)
+        for one in filter(None, places)
+    )
+    floats = np.frombuffer(content, "<f4", count)
+    low, high = np.frombuffer(content, np.uint8, offset=4 * count).reshape(2, -1).astype(int)
+    codes = low + 256 * high
+
+    def read(one, heads):
+        rows, columns, groups = (one[name] for name in ("rows", "columns", "groups"))
+        parts = floats[one["floats"] :][: heads * (1 + rows * (1 + groups))].reshape(heads, -1)
+        step, tops, many = np.split(parts, [1, 1 + rows], axis=1)
+        size = rows * (columns + groups + columns * one["weights"])
+        numbers = codes[one["codes"] :][: heads * size].reshape(heads, -1)
+        level, kept = np.split(numbers, [rows * (columns + groups)], axis=1)
+        gap = np.where(level > 0, NEAR * np.expm1((level - 1) * step), np.nan)
+        scores = tops[..., None] - gap.reshape(heads, rows, -1)
+        return Picture(
+            one["queries"],
+            one["keys"],
+            scores[..., :columns],
+            scores[..., columns:],
+            many.reshape(heads, rows, groups),
+            kept.reshape(heads, rows, columns) / ONE if one["weights"] else None,
+        )
+
+    return [
+        [None if one is None else read(one, len(layer["heads"])) for one in places]
+        for layer, places in zip(result["layers"], pictures["layers"], strict=True)
+    ]

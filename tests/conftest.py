@@ -7,7 +7,14 @@ from leak_support import no_leaks
 
 # Many runs of tiny models: two threads of PyTorch spend most of their time waiting for each other,
 # and much more on a busy machine. How threads share work is tested elsewhere.
-ONE_THREAD = ("test_watch", "test_listen", "test_hf", "test_torch_tiled", "test_torch_nn")
+ONE_THREAD = (
+    "test_watch",
+    "test_listen",
+    "test_hf",
+    "test_torch_tiled",
+    "test_torch_nn",
+    "test_notebook",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -42,3 +49,34 @@ def browser():
         browser = playwright.chromium.launch(executable_path=path, args=SWITCHES)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def look(browser):
+    """Opens a page; afterwards no error, dialog or request to anywhere may have happened."""
+    opened, wrong = [], []
+
+    def open_page(path, width=1280, height=800, scheme="light", part=""):
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, has_touch=width < 600
+        )
+        opened.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda note: wrong.append(f"{note.type}: {note.text}"))
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("dialog", lambda dialog: (wrong.append("a dialog"), dialog.dismiss()))
+        tab.on(
+            "request",
+            lambda request: (
+                None
+                if request.url.startswith(("file:", "data:", "blob:"))
+                else wrong.append(request.url)
+            ),
+        )
+        tab.goto(path.as_uri() + part)
+        return tab
+
+    yield open_page
+    for context in opened:
+        context.close()
+    assert wrong == []

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from checkup_support import Silent, listen_to, make_call, make_result, scales_of
+from checkup_support import Silent, listen_to, make_call, make_result, scales_of, unpacked
 
 import levelhead as lh
 from levelhead.checkup import Input, Subject, TargetError, _pictures, _what_if, examine, load
@@ -282,63 +282,65 @@ def test_progress_is_reported():
 # ---------------------------------------------------------------- pictures
 
 
-def drawn(picture, head, place=0, factor=1.0):
-    """The weights as the page computes them."""
-    kept = picture["heads"][head]
-    shape = picture["rows"], picture["columns"]
-    scores = np.array(kept["scores"], dtype=np.float64).reshape(shape)
-    lse = np.array(kept["lse"][place], dtype=np.float64)
-    return np.nan_to_num(np.exp(factor * scores - lse[:, None]))
+def drawn(picture, head, factor=1.0):
+    """The weights of the corner at a scale, from the scores and the groups beyond it."""
+    scores, beyond = (factor * np.float64(each[head]) for each in (picture.scores, picture.beyond))
+    top = np.nanmax(np.concatenate([scores, beyond], axis=-1), axis=-1, keepdims=True)
+    exps, rest = (np.nan_to_num(np.exp(each - top)) for each in (scores, beyond))
+    return exps / (exps.sum(-1) + (rest * picture.many[head]).sum(-1))[:, None]
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_follow_from_scores(causal):
     call = make_call(causal=causal)
     result = make_result(call, texts=[TOKENS])
-    ((picture,),) = result["pictures"]["layers"]
-    np.testing.assert_allclose(drawn(picture, 1), call.weights(0, 1), atol=1e-3)
-    for place, rule in enumerate(result["layers"][0]["scales"], start=1):
-        factor = result["layers"][0]["scales"][rule]["scale"] / call.scale
+    ((picture,),) = unpacked(result)
+    for factor in (1.0, 0.25, 4.0):
         want = call._run(factor).weights[0, 1]
-        np.testing.assert_allclose(drawn(picture, 1, place, factor), want, atol=5e-3)
-    hidden = picture["heads"][0]["scores"].count(None)
-    assert hidden == (12 * 11 // 2 if causal else 0)
+        np.testing.assert_allclose(drawn(picture, 1, factor), want, atol=1e-3)
+    assert np.isnan(picture.scores[0]).sum() == (12 * 11 // 2 if causal else 0)
+    assert picture.weights is None
     assert result["pictures"]["inputs"] == [{"label": " ".join(TOKENS), "tokens": TOKENS}]
 
 
 def test_a_corner_keeps_the_weights_of_the_whole_row():
     call = make_call(length=80)
-    ((picture,),) = make_result(call)["pictures"]["layers"]
-    assert (picture["rows"], picture["columns"], picture["keys"]) == (64, 64, 80)
-    np.testing.assert_allclose(drawn(picture, 2), call.weights(0, 2)[:64, :64], atol=1e-3)
+    ((picture,),) = unpacked(make_result(call))
+    assert (picture.scores.shape, picture.keys) == ((3, 64, 64), 80)
+    assert picture.many[0].sum(-1).tolist() == [16] * 64
+    for factor, close in ((1.0, 1e-3), (0.3, 1e-3), (4.0, 1e-2)):
+        want = call._run(factor).weights[0, 2][:64, :64]
+        np.testing.assert_allclose(drawn(picture, 2, factor), want, atol=close)
+        smaller = picture.cut(24)
+        assert smaller.many[0].sum(-1).tolist() == [56] * 24
+        np.testing.assert_allclose(drawn(smaller, 2, factor), want[:24, :24], atol=close)
 
 
 def test_a_cap_or_a_bias_keeps_the_weights_themselves():
     call = make_call(grow=(9, 9, 9), softcap=2.0)
-    ((picture,),) = make_result(call)["pictures"]["layers"]
-    kept = picture["heads"][0]
-    assert "lse" not in kept
-    np.testing.assert_allclose(np.reshape(kept["weights"], (12, 12)), call.weights(0, 0), atol=1e-4)
+    ((picture,),) = unpacked(make_result(call))
+    np.testing.assert_allclose(picture.weights[0], call.weights(0, 0), atol=1e-4)
 
 
 def test_batch_entries_are_pictures_of_their_own():
     call = make_call(batch=3)
     subject = Subject("m", Silent(), [Input("the input", tokens=[["a"] * 12, ["b"] * 12])])
-    pictures = examine(subject, pictures=True, listen=listen_to(call))["pictures"]
+    result = examine(subject, pictures=True, listen=listen_to(call))
+    pictures = result["pictures"]
     labels = [given["label"] for given in pictures["inputs"]]
     assert labels == ["the input, entry 1", "the input, entry 2", "the input, entry 3"]
     assert [given["tokens"][:1] for given in pictures["inputs"]] == [["a"], ["b"], []]
-    np.testing.assert_allclose(drawn(pictures["layers"][0][2], 0), call.weights(2, 0), atol=1e-3)
+    np.testing.assert_allclose(drawn(unpacked(result)[0][2], 0), call.weights(2, 0), atol=1e-3)
 
 
 def test_pictures_stay_within_their_room(monkeypatch):
     monkeypatch.setattr(_pictures, "MOST_NUMBERS", 3 * 144 * 3)
     shown = make_result(make_call(), texts=[TOKENS] * 5)["pictures"]
     assert len(shown["inputs"]) == 3  # three heads of 12 × 12 each
-    monkeypatch.setattr(_pictures, "MOST_NUMBERS", 2 * 3 * 64)
-    shown = make_result(make_call(), texts=[TOKENS] * 5)["pictures"]
-    assert len(shown["inputs"]) == 2
-    assert shown["layers"][0][0]["rows"] == 8
+    monkeypatch.setattr(_pictures, "MOST_NUMBERS", 2 * 3 * (64 + 8 * 2 * 4))
+    result = make_result(make_call(), texts=[TOKENS] * 5)
+    assert len(result["pictures"]["inputs"]) == 2
+    assert unpacked(result)[0][0].scores.shape == (3, 8, 8)
 
 
 def test_long_calls_are_measured_but_not_drawn(monkeypatch):
@@ -349,7 +351,24 @@ def test_long_calls_are_measured_but_not_drawn(monkeypatch):
 
 
 def test_pictures_only_on_request():
-    assert make_result(make_call(), pictures=False)["pictures"] is None
+    result = make_result(make_call(), pictures=False)
+    assert result["pictures"] is None and result["slider"] is None
+
+
+def test_a_page_has_heads_at_many_scales():
+    call = make_call()
+    result = make_result(call, factors=[2.0])
+    (layer,) = result["slider"]["layers"]
+    assert set(layer) == {"sqrt_dk", "none", "dk", "sqrt_dmodel", "x2"} | {
+        _what_if.factor_name(factor) for factor in _what_if.SLIDER
+    }
+    assert len(layer) == 25
+    head = layer["x0.42"]["heads"][1]
+    assert head["weight_moved"] == pytest.approx(call.moved(0.42).weight_moved[0, 1])
+    told = {"sqrt_dk", "none", "dk", "sqrt_dmodel", "x2"}
+    assert set(result["layers"][0]["scales"]) == told  # the JSON is as it was
+    assert [scale["rule"] for scale in result["slider"]["scales"]].count("x0.42") == 1
+    assert {scale["rule"] for scale in result["scales"]} == told - {"sqrt_dk"} | {"as_trained"}
 
 
 # ---------------------------------------------------------------- the real thing
@@ -375,7 +394,8 @@ def test_the_demo_is_best_as_it_was_trained(monkeypatch):
     monkeypatch.setattr(_calls, "compute", lambda *a, **k: passes.append(1) or compute(*a, **k))
     result = examine(load(), pictures=True)
     calls = sum(layer["calls"] for layer in result["layers"])
-    assert len(passes) == 4 * calls  # as it was, and each other scale once
+    # As it was, and each other scale once: the rules and those of the page's slider.
+    assert len(passes) == (1 + 3 + len(_what_if.SLIDER)) * calls
     assert {layer["scale_rule"] for layer in result["layers"]} == {"sqrt_dk"}
     assert result["scale_findings"] == []
     scales = scales_of(result)

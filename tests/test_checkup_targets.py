@@ -132,6 +132,37 @@ def test_what_is_wrong_with_a_target_is_said(here, target, said):
     assert said in refusal(target)
 
 
+def test_a_name_on_the_hub_is_fetched_and_read(folder, monkeypatch):
+    asked = []
+
+    def fetch(name, allow_patterns, ignore_patterns):
+        asked.append((name, tuple(allow_patterns), tuple(ignore_patterns)))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert load("org/model").model.config.hidden_size == load(str(folder)).model.config.hidden_size
+    assert asked == [("org/model", ("*.json", "*.txt", "*.model", "*.safetensors"), ("*/*",))]
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "said"),
+    [
+        (OSError("no route"), "org/model", "the Hugging Face hub cannot be reached (OSError), so"),
+        (OSError("no route"), "model", "hub cannot be reached for one of that name"),
+        (None, "org/model", "nor has the Hugging Face hub a model of that name"),
+    ],
+)
+def test_a_hub_that_does_not_answer_is_said(here, monkeypatch, error, name, said):
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    def fetch(*_, **__):
+        raise error or RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert said in refusal(name)
+    assert "hub" not in refusal("./model") + refusal("a/b/c")
+
+
 def test_a_function_takes_no_text(here):
     (here / "text").write_text("hello")
     assert "--text is for model folders" in refusal("own_models:tiny", here / "text")

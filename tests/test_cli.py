@@ -1,17 +1,23 @@
 """The command line: exit codes, what is said and where, what is left on disk."""
 
+import io
 import json
+import re
 import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import levelhead as lh
 from levelhead import cli
+from levelhead._health.verdicts import failable
 from levelhead._records import StepRecord
+from levelhead.checkup import TargetError
+from levelhead.lab import experiments
 from levelhead.store import Store
 
 MODELS = """
@@ -97,6 +103,74 @@ def test_other_factors_are_compared(run, here):
     assert code == 2 and "--scale-factor" in err
     code, _, err = run("checkup", "cli_models:well", "--scale-factor", "inf")
     assert code == 2 and "a scale factor must be a number from 0 on, got inf" in err
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """What the demo model would read, without loading it."""
+    texts = []
+    monkeypatch.setattr("levelhead.checkup._target.demo_folder", Path)
+
+    def stop(_, given):
+        texts.extend(given)
+        raise TargetError("stopped here")
+
+    monkeypatch.setattr("levelhead.checkup._target.load_folder", stop)
+    return texts
+
+
+def test_a_text_is_a_sentence_a_file_or_what_comes_in(run, here, read, monkeypatch):
+    (here / "a file").write_text("from a file\n\nof two lines\n")
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
+    for given in ("it was fast", "a file", "-"):
+        code, _, err = run("checkup", "--text", given)
+        assert (code, "stopped here" in err) == (2, True)
+    assert read == ["it was fast", "from a file", "of two lines", "from a pipe"]
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, _, err = run("checkup", "--text", "-")
+    assert code == 2 and "the text on standard input is empty" in err
+    code, _, err = run("checkup", "--text", "fast")
+    assert "cannot read the text fast: No such file" in err and "has a space" in err
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, ""), (False, "found no browser to show it in")])
+def test_a_page_is_opened_where_there_is_a_browser(run, here, monkeypatch, there, said):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: bool(opened.append(address)) or there)
+    code, _, err = run("checkup", "cli_models:well", "--open")
+    assert code == 0 and said in err
+    assert opened == [(here / "checkup.html").as_uri()]
+    run("checkup", "cli_models:well", "--html", "p.html")
+    assert len(opened) == 1
+
+
+def test_help_is_short_and_shells_complete(run, monkeypatch, capsys):
+    assert "--fail-on VERDICT" in run("checkup", "-h")[1] == run("checkup", "--help")[1]
+    assert "checkup" in run("-h")[1]
+    assert "--install-completion" in run("-h")[1]
+    monkeypatch.setenv("_LEVELHEAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "levelhead checkup --fail-on sat")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="levelhead")
+    assert capsys.readouterr().out.split() == ["saturated"]
+
+
+def test_a_model_is_examined_against_another(run, here):
+    arguments = ("checkup", "cli_models:ill", "--against", "cli_models:well")
+    code, out, err = run(*arguments, "--json", "r.json", "--html", "p.html")
+    assert code == 0
+    assert "Against cli_models:well\n" in out and "Worse\n  2 heads: healthy → " in out
+    data = json.loads((here / "r.json").read_text())
+    assert data["model"] == "Layer (cli_models:ill)"
+    against = data["against"]
+    assert against["model"] == "Layer (cli_models:well)" and against["better"] == []
+    assert against["worse"][0].startswith("2 heads: healthy → ")
+    assert [head["verdict"] for head in against["layers"][0]["heads"]] == ["healthy"] * 2
+    page = (here / "p.html").read_text(encoding="utf-8")
+    assert "<title>Layer (cli_models:well) and Layer (cli_models:ill), compared" in page
+    code, out, err = run("checkup", "cli_models:ill", "--against", "nowhere")
+    assert (code, out) == (2, "") and "there is no folder nowhere" in err
 
 
 def test_fail_on_answers_no(run):
@@ -203,6 +277,25 @@ def test_a_run_is_chosen_by_number_or_name(run, here, store, chosen):
     assert "Run first</title>" in (here / "p.html").read_text(encoding="utf-8")
 
 
+def test_a_page_is_opened_if_that_is_wanted(run, here, store, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert run("report", "run.db")[0] == 0 and opened == []
+    assert run("report", "run.db", "--open")[0] == 0
+    assert opened == [(here / "run.html").as_uri()]
+
+
+def test_two_runs_are_compared(run, here, store):
+    code, out, err = run("report", "run.db", "--compare", "first", "2")
+    assert (code, err) == (0, "levelhead: wrote run-compare.html\n")
+    assert out.startswith("Much the same: none of 2 heads need attention in second")
+    page = (here / "run-compare.html").read_text(encoding="utf-8")
+    assert "first and second, compared</title>" in page
+    code, out, err = run("report", "run.db", "--compare", "first", "third", "--html", "p.html")
+    assert (code, out) == (2, "") and "holds no run 'third'; its runs are: 1 (first)" in err
+    assert not (here / "p.html").exists()
+
+
 def test_bad_stores_are_one_sentence(run, here, store):
     (here / "text.db").write_text("no database at all, but long enough to look at" * 9)
     newer = sqlite3.connect(here / "newer.db")
@@ -233,13 +326,53 @@ def test_bad_stores_are_one_sentence(run, here, store):
 # ---------------------------------------------------------------- the lab
 
 
-def test_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+def test_in_a_file_the_lab_writes_a_line_per_claim_with_its_time(run, here, monkeypatch):
     monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)  # on a busy machine, too
     code, out, err = run("lab", "--quick", "five-steps", "11")
     assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
-    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+    first, second = out.splitlines()
+    assert re.fullmatch(r" 1  five_steps       holds, \d+\.\d s", first)
+    assert re.fullmatch(r"11  cosine           partly true, \d+\.\d s", second)
     results = json.loads((here / "lab" / "results.json").read_text(encoding="utf-8"))
     assert [one["verdict"] for one in results] == ["holds", "holds partly"]
+    # What is there already takes no time, whether it was asked for or not.
+    assert (
+        run("lab", "--quick", "11")[1]
+        == "11  cosine           partly true\n 1  five_steps       holds\n"
+    )
+
+
+def test_on_a_terminal_the_lab_prints_a_verdict_per_claim_and_nothing_else(run, here, monkeypatch):
+    monkeypatch.setattr("levelhead._progress.PATIENCE", 600.0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    code, out, err = run("lab", "--quick", "five-steps", "11")
+    assert (code, err) == (0, "levelhead: wrote lab/index.html\n")
+    assert out == " 1  five_steps       holds\n11  cosine           partly true\n"
+
+
+def test_a_log_of_the_lab_can_be_followed_while_it_runs(here):
+    """Each line is in the file when the experiment is over, not when the command is."""
+    code = """
+import sys, time
+from levelhead import cli, lab
+def slow(*_):
+    print("SLOW", file=sys.stderr, flush=True)
+    time.sleep(60)
+object.__setattr__(lab.experiments()["cosine"], "measure", slow)
+cli.app(["lab", "--quick", "five_steps", "cosine"])
+"""
+    log = here / "log.txt"
+    with log.open("w") as file:
+        going = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=file, stderr=subprocess.PIPE, text=True, cwd=here
+        )
+        try:
+            while "SLOW" not in going.stderr.readline():
+                assert going.poll() is None
+            assert log.read_text().startswith(" 1  five_steps       holds, ")
+        finally:
+            going.kill()
+            going.communicate()
 
 
 def test_a_lab_that_cannot_write_says_so(run, monkeypatch):
@@ -277,6 +410,46 @@ def test_help_and_version(run):
     assert {"checkup", "report", "bench"} <= set(out.split())
     assert "checkup" in "".join(run()[1:])
     assert run("chekup")[0] == 2
+
+
+def test_every_command_has_a_short_help(run):
+    code, out, _ = run("-h")
+    assert code == 0 and out == run("--help")[1]
+    commands = re.findall(r"^  ([a-z]+)  ", out.partition("Commands:")[2], re.MULTILINE)
+    assert {"checkup", "report", "lab", "explore", "bench"} <= set(commands)
+    for command in commands:
+        code, out, _ = run(command, "-h")
+        assert code == 0 and "-h, --help" in out
+        assert re.match(rf"Usage: .+ {command} ", out) and out == run(command, "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("levelhead che", ["checkup"]),
+        ("levelhead checkup --fail-on s", ["saturated", "sink", "sharp"]),
+        ("levelhead checkup --fail-on ", list(failable())),
+        ("levelhead lab five_steps grad", ["gradients"]),
+        ("levelhead lab ", list(experiments())),
+        ("levelhead report ", []),  # files: the shell knows them
+    ],
+)
+def test_shells_complete_names(capsys, monkeypatch, typed, completed):
+    monkeypatch.setenv("_LEVELHEAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="levelhead")
+    assert capsys.readouterr().out.split() == completed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_for_any_shell(capsys, monkeypatch, shell):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    with pytest.raises(SystemExit) as left:
+        cli.app(["--show-completion", shell], prog_name="levelhead")
+    assert not left.value.code
+    assert "_LEVELHEAD_COMPLETE" in capsys.readouterr().out
 
 
 def test_it_runs_as_a_module():

@@ -216,7 +216,7 @@ def test_heads_against_width(look):
 
 def test_vectors_grow(look):
     tab = look()
-    tab.locator("#growth").fill("6")
+    tab.locator("#longer").fill("6")
 
     def figures(kind):
         words = text_of(tab, f"#{kind}-words").replace(",", "")
@@ -226,7 +226,7 @@ def test_vectors_grow(look):
     assert dot[0] > 5000 and dot[1] > 0.99
     bound = float(re.search(r"\|v\|₁ = ([\d.]+)", tab.locator("#rival-scores").text_content())[1])
     assert additive[0] < bound and additive[1] < 0.5
-    tab.locator("#growth").fill("0")
+    tab.locator("#longer").fill("0")
     assert f"top weight {cosine[1]:.2f}" in text_of(tab, "#cosine-words")
 
 
@@ -291,7 +291,7 @@ def test_the_confusions_are_settled(look):
         tab.wait_for_timeout(300)
         tops.append(float(re.search(r"top one is ([\d.]+\d)", text_of(tab, "#normal-said"))[1]))
     assert tops[0] < 0.35 and tops[1] > 0.999
-    tab.locator("#divisor").fill("512")
+    tab.locator("#divisor-by").fill("512")
     settled(tab, "#divisor-said", r"1[56]\.\d of 16 keys")
 
 
@@ -314,7 +314,7 @@ def test_an_update_takes_no_time(look):
 
 def test_themes_differ_and_follow(look):
     tab = look()
-    cell = "document.getElementById('jacobian').toDataURL()"  # SVG follows by itself
+    cell = "document.getElementById('jacobian-cells').toDataURL()"  # SVG follows by itself
     ground = "getComputedStyle(document.body).backgroundColor"
     light = tab.evaluate(cell), tab.evaluate(ground)
     tab.emulate_media(color_scheme="dark")

@@ -2,13 +2,14 @@
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from levelhead._health import Evidence, Health, History, Thresholds
 from levelhead._health.history import Loss, Trend
-from levelhead._health.judge import Heads
+from levelhead._health.judge import Heads, findings
 from levelhead._health.statistics import statistics_of
 
 AT = Thresholds()
@@ -82,6 +83,18 @@ def test_a_loss_that_falls_is_falling():
     for step in range(50):
         loss.add(step, 4.0 - 0.02 * step)
     assert loss.is_falling
+
+
+@pytest.mark.parametrize("every", [1, 10, 50])
+def test_a_loss_that_has_long_been_the_same_is_settled(every):
+    loss, settled = Loss(), {}
+    for step in range(0, 1001, every):
+        loss.add(step, 2.0 + 2.0 * 0.98**step)
+        settled[step] = loss.is_settled
+    assert not any(settled[step] for step in range(0, 101, every)) and settled[1000]
+    for step in range(1001, 1101):
+        loss.add(step, 1.0)
+    assert not loss.is_settled
 
 
 def test_a_loss_below_zero_is_learned_when_it_falls():
@@ -164,6 +177,22 @@ def test_growing_scores_are_information_while_the_loss_is_fine():
     assert history.findings[0].benign == "the loss has not suffered so far"
 
 
+@pytest.mark.parametrize(("ends_at", "level"), [(0.02, "info"), (1.0, "critical")])
+def test_scores_may_explode_once_the_task_is_solved(ends_at, level):
+    def falls(step):
+        return max(4.0 * 0.9**step, ends_at)
+
+    history, exploding = History(AT), heads({"score_max": 2e4}, {})
+    course(history, range(100), lambda step: exploding if step >= 80 else heads({}, {}), falls)
+    (finding,) = history.findings
+    assert (finding.name, finding.level) == ("exploding", level)
+    assert ("nothing left to harm" in finding.benign) == (level == "info")
+    judged = findings(replace(exploding.evidence, course=history.findings))[0]
+    assert (judged.level, judged.since) == (level, 80)
+    course(history, range(100, 140), exploding, 3.0)  # now there is harm
+    assert history.findings[0].level == "critical"
+
+
 def test_large_and_steady_is_no_finding():
     assert first(course(History(AT), range(200), heads({"score_max": 900.0}), 2.0)) is None
 
@@ -211,6 +240,15 @@ def test_sharp_without_learning_is_told_when_it_happens():
     assert 60 <= first(found) <= 60 + AT.patience
     assert found[first(found)] == [("model", "collapsing", "warning")]
     assert history.findings[0].since == 60
+
+
+def test_sharp_where_nothing_was_left_to_learn_is_told_only_when_the_loss_suffers():
+    def late(step):
+        return turns(step - 140)  # sharp from step 200 on
+
+    assert first(course(History(AT), range(400), late, 2.0)) is None
+    found = course(History(AT), range(400), late, lambda step: 2.0 if step < 250 else 2.5)
+    assert 250 <= first(found) < 270
 
 
 def test_collapse_with_a_loss_that_is_lost_again():

@@ -146,7 +146,9 @@ def test_an_unknown_name_names_all_and_the_nearest(tmp_path):
         lab.run(["xyzzyx"], out=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["_experiment", "_figures", "_page", "_run", "_tables"])
+@pytest.mark.parametrize(
+    "name", ["_experiment", "_figures", "_page", "_results", "_run", "_tables"]
+)
 def test_examples_in_docstrings(name):
     failed, tried = doctest.testmod(importlib.import_module(f"levelhead.lab.{name}"))
     assert failed == 0 < tried
@@ -303,6 +305,29 @@ def test_progress_tells_what_comes_and_the_time_left(toy, tmp_path):
     assert told[1].left == pytest.approx(2 * told[1].elapsed) and told[-1].left == 0
 
 
+def test_each_experiment_is_told_when_it_is_finished(toy, tmp_path):
+    told = []
+    options = {"out": tmp_path / "out", "size": "tiny", "progress": told.append}
+    lab.run(["five_steps", "toy"], **options, finished=told.append)
+    order = [(type(each).__name__, each.experiment) for each in told]
+    assert order.index(("Finished", "five_steps")) < order.index(("Progress", "toy"))
+    assert order[-2:] == [("Finished", "toy"), ("Progress", "")]
+    (toys,) = [each for each in told if order[told.index(each)] == ("Finished", "toy")]
+    assert (toys.claim, toys.verdict) == (99, "holds") and toys.seconds > 0
+    assert toys.why == "the sum is within 1·10⁻⁷ of itself."
+    told.clear()
+    lab.run(["toy"], **options, finished=told.append)  # all of it is there
+    assert [each.seconds for each in told if isinstance(each, lab.Finished)] == [0.0]
+
+
+def test_figures_to_remember_are_in_the_results(toy, tmp_path):
+    toy.edit('CLOCK = "It', 'KEY = {"sum of {n}": "{sum:.1f±}", "nearly 0": "1e-07"}\nCLOCK = "It')
+    (result,) = toy.run(tmp_path / "out").results
+    assert result["key_figures"] == {"sum of 2": "3.0 ± 1.0", "nearly 0": "1·10⁻⁷"}
+    page = (tmp_path / "out" / "index.html").read_text()
+    assert '<th scope="row">sum of 2</th><td>3.0\u00a0±\u00a01.0</td>' in page
+
+
 def test_the_time_left_rests_on_what_was_worked_and_not_on_what_was_found(monkeypatch):
     class One:
         name, seconds = "one", {"full": 100.0}
@@ -426,7 +451,7 @@ def test_the_published_words_are_those_of_the_published_results():
     publish = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(publish)
     results = json.loads((root / "docs/lab/results.json").read_text(encoding="utf-8"))
-    assert [one["claim"] for one in results] == list(range(1, 17))
+    assert [one["claim"] for one in results] == list(range(1, len(lab.experiments()) + 1))
     assert {one["size"] for one in results} == {"full"}
     readme = (root / "README.md").read_text(encoding="utf-8")
     page = (root / "docs/lab/results.md").read_text(encoding="utf-8")
@@ -438,6 +463,12 @@ def test_the_published_words_are_those_of_the_published_results():
         )
         assert one["title"] == lab.experiments()[one["experiment"]].title
         assert one["claim_text"] == lab.experiments()[one["experiment"]].said
+        answer = f"**{lab.verdict_words(one['verdict']).capitalize()}:** {lab.reason(one['why'])}."
+        assert answer in page and len(lab.reason(one["why"])) <= 110
+        for label, value in one.get("key_figures", {}).items():
+            assert f"| {label} | {value} |" in page
+    lines = [line for line in page.splitlines() if not line.startswith(("|", "!"))]
+    assert max(map(len, lines)) < 700  # paragraphs are short
     shown = [
         root / folder / picture
         for folder, text in (("", readme), ("docs/lab", page))

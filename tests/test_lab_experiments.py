@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -69,7 +70,9 @@ def test_verdict_text_and_pictures(done, figures, name):
     result, one = done[1][name], lab.experiments()[name]
     assert result["verdict"] == EXPECTED[name], result["why"]
     assert result["claim"] == one.claim and result["size"] == "tiny" and result["seeds"] == [0]
-    assert result["why"].endswith(".") and any(digit in result["why"] for digit in "0123456789")
+    assert result["why"].endswith(".")
+    assert len(lab.reason(result["why"])) <= 110 and re.search(r"\d", lab.reason(result["why"]))
+    assert len(result["key_figures"]) == len(one.key) >= 3
     assert "{" not in result["text"] and "nan" not in result["text"] and len(result["text"]) > 500
     assert "timings" not in result["figures"]
     pictures = one.plot([figures(name)])
@@ -288,6 +291,7 @@ def test_altered_figures_alter_the_verdict(figures, name, expected, changes):
     assert run != before
     verdict, why = lab.experiments()[name].verdict([run, copy.deepcopy(run)])
     assert verdict == expected != lab.experiments()[name].verdict([before, before])[0], why
+    assert len(lab.reason(why)) <= 120 and re.search(r"\d", lab.reason(why))
 
 
 def test_every_verdict_can_turn_both_ways():

@@ -205,6 +205,7 @@ def test_verdict_text_and_pictures(done, figures, name):
     result, one = done[1][name], lab.experiments()[name]
     assert result["verdict"] == "does not hold"  # six steps teach nothing
     assert result["why"].endswith(".") and "nan" not in result["text"]
+    assert len(lab.reason(result["why"])) <= 110 and len(result["key_figures"]) >= 3
     assert "{" not in result["text"] and len(result["text"]) > 500
     assert one.seeds["quick"] >= 3 and one.seeds["full"] >= 3
     pictures = one.plot([figures(name), figures(name)])

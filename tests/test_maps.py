@@ -1,18 +1,15 @@
-"""The maps of the code in README.md and CONTRIBUTING.md, against the files that exist."""
+"""The map of the code in CONTRIBUTING.md, against the files that exist."""
 
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 
 
-def listed(page):
-    """The paths that a page's map names, and the folders that it goes into."""
-    block = re.search(r"```\n(csrc/.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[
-        1
-    ]
+def listed():
+    """The paths that the map names, and the folders that it goes into."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.search(r"```\n(csrc/.*?)```", text, re.DOTALL)[1]
     paths, folders, above = set(), set(), {}
     for line in block.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
@@ -26,15 +23,14 @@ def listed(page):
     return paths, folders
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_what_a_map_names_exists(page):
-    paths, _ = listed(page)
+def test_what_the_map_names_exists():
+    paths, _ = listed()
     assert len(paths) > 8 and [path for path in paths if not path.exists()] == []
 
 
-def test_the_full_map_names_every_file():
+def test_the_map_names_every_file():
     """Of every folder that it goes into; others stand for what is in them."""
-    paths, folders = listed("CONTRIBUTING.md")
+    paths, folders = listed()
     there = {
         path
         for folder in folders

@@ -131,7 +131,7 @@ def test_one_copy_per_recorded_step(every, elsewhere, reads):
         optimizer.step()
 
     records = []
-    with levelhead.torch.watch(model, every=every, sinks=[records.append]) as watch:
+    with levelhead.torch.watch(model, every=every, sinks=[records.append]):
         reads.clear()
         for _ in range(6):
             step()

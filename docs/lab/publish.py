@@ -14,7 +14,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from levelhead.lab import verdict_words
+from levelhead.lab import experiments, reason, verdict_words
+from levelhead.lab._results import paragraphs
 
 HERE = Path(__file__).parent
 README = HERE.parents[1] / "README.md"
@@ -38,8 +39,8 @@ def save_pictures(page: Path) -> Pictures:
         opened.wait_for_selector("body[data-drawn=all]", timeout=120_000)
         # A picture alone is narrower than one that shares a row, so that its letters can be read.
         opened.add_style_tag(
-            content=".pictures { grid-template-columns: 592px !important } "
-            "figure { padding: 14px 16px; background: var(--page) }"
+            content=".pictures { grid-template-columns: 592px !important; max-width: none } "
+            ".picture { padding: 14px 16px; background: var(--page) }"
         )
         opened.set_viewport_size({"width": 1281, "height": 900})  # draws again
         opened.wait_for_timeout(3000)
@@ -63,7 +64,7 @@ def published_pictures() -> Pictures:
 
 
 def results_page(results: list[dict], pictures: Pictures) -> str:
-    """The results as Markdown."""
+    """The results as Markdown: the answers in one table, then each claim with its pictures."""
     size = results[0]["size"]
     command = "levelhead lab" + ("" if size == "full" else f" --{size}")
     lines = [
@@ -71,24 +72,58 @@ def results_page(results: list[dict], pictures: Pictures) -> str:
         "",
         f"A run of `{command}`, put here by [publish.py](publish.py).",
         "[results.json](results.json) has every figure with its spread over the seeds. The page",
-        "that a run makes also has the tables, and pictures to hover over and to zoom into.",
+        "that a run makes also has the tables, pictures to hover over, and parts to play with.",
         "",
-        "| | claim | verdict |",
-        "|---|---|---|",
+        "| | claim | verdict | because |",
+        "|---|---|---|---|",
     ]
     for r in results:
         claim, verdict = r["claim"], verdict_words(r["verdict"])
-        lines.append(f"| {claim} | [{r['title']}](#claim-{claim}) | {verdict} |")
+        cells = f"[{r['title']}](#claim-{claim}) | {verdict} | {reason(r['why'])}"
+        lines.append(f"| {claim} | {cells} |")
     for r in results:
-        why = r["why"][:1].upper() + r["why"][1:]
-        verdict = verdict_words(r["verdict"])
-        lines += ["", f"## Claim {r['claim']}", "", f"**{r['title']}: {verdict}.** {why}"]
-        lines += ["", r["text"], ""]
-        lines += [
-            f"![{title}](figures/{file})" for file, title in pictures.get(r["experiment"], [])
-        ]
-        lines += ["", f"    {command} {r['experiment']}"]
+        lines += ["", f"## Claim {r['claim']}", "", f"**{r['title']}**", ""]
+        lines += [f"**{verdict_words(r['verdict']).capitalize()}:** {reason(r['why'])}.", ""]
+        shown = [f"![{t}](figures/{file})" for file, t in pictures.get(r["experiment"], [])]
+        lines += [*shown[:1], "", *_key_figures(r)]
+        lines += _folded("More pictures", shown[1:]) if shown[1:] else []
+        lines += _folded("In words", _text(r))
+        lines += [f"    {command} {r['experiment']}"]
     return "\n".join(lines) + "\n"
+
+
+def _key_figures(result: dict) -> list[str]:
+    rows = [f"| {label} | {value} |" for label, value in result.get("key_figures", {}).items()]
+    return ["| to remember | |", "|---|---|", *rows, ""] if rows else []
+
+
+def _folded(summary: str, paragraphs: list[str]) -> list[str]:
+    return [f"<details><summary>{summary}</summary>", "", *paragraphs, "", "</details>", ""]
+
+
+PARTS = {
+    "said": "What is said",
+    "done": "What was done",
+    "found": "What came out",
+    "limits": "Where it stops being true",
+}
+
+
+def _text(result: dict) -> list[str]:
+    """Why, and what is said, done and found, in short paragraphs.
+
+    The text is the experiment's own, with its fields filled in: that is how its parts are found. A
+    text from before the experiment's words changed stands there without their headings.
+    """
+    one, rest = experiments()[result["experiment"]], result["why"].partition(". ")[2]
+    filled = [re.sub(r"\\\{.*?\\\}", ".*?", re.escape(getattr(one, part))) for part in PARTS]
+    found = re.fullmatch(" ".join(f"({text})" for text in filled), result["text"])
+    labels = [f"**{label}.** " for label in PARTS.values()] if found else [""]
+    texts = zip(labels, found.groups() if found else [result["text"]], strict=True)
+    lines: list[str] = []
+    for label, text in [("**Why.** ", rest), *texts] if rest else texts:
+        lines += [line for paragraph in paragraphs(label + text) for line in (paragraph, "")]
+    return lines[:-1]
 
 
 def with_table(readme: str, results: list[dict]) -> str:

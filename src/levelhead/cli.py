@@ -22,26 +22,36 @@ from ._files import OutputError, check_output, write_whole
 from ._health.verdicts import failable
 from ._hints import did_you_mean
 from ._progress import progress
-from .checkup import TargetError, examine, load
+from .checkup import TargetError, examine, is_sentence, load
 from .explore import write_explorer
-from .lab import LabError, progress_bar, verdict_words
+from .lab import Finished, LabError, progress_bar, verdict_words
+from .lab import experiments as list_experiments
 from .lab import run as run_lab
+from .live import LiveError
+from .live import live as follow
 from .report import (
+    CompareError,
     checkup_json,
     checkup_page,
     checkup_text,
+    compare_checkups,
+    compare_page,
+    compare_runs,
+    comparison_json,
+    comparison_text,
     failing,
     write_run_page,
 )
 from .store import StoreError, read_run
 
 app = typer.Typer(
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Attention that reports its own health.",
 )
+_PLAIN = (TargetError, OutputError, StoreError, LabError, LiveError, CompareError)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -65,29 +75,48 @@ def checkup(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TARGET]", help="module:function or a model folder; the demo model by default."
+            metavar="[TARGET]",
+            help="module:function, a model folder or a name on the Hugging Face hub; "
+            "the demo model by default.",
         ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Texts to read, one per line.")
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="A sentence to read, a file of them, one per line, or - for stdin."
+        ),
     ] = None,
     html: Annotated[Path | None, typer.Option(metavar="PAGE", help="Write a page.")] = None,
     json: Annotated[Path | None, typer.Option(metavar="FILE", help="Write all numbers.")] = None,
     fail_on: Annotated[
         str | None,
-        typer.Option(metavar="VERDICT", help="Exit with 1 if a head is that bad or worse."),
+        typer.Option(
+            metavar="VERDICT",
+            help="Exit with 1 if a head is that bad or worse.",
+            autocompletion=failable,
+        ),
     ] = None,
     scale_factor: Annotated[
         list[float] | None,
         typer.Option(metavar="F", min=0, help="Also compare with F times the scale in use."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Compare with another model, such as its base."),
+    ] = None,
+    open_it: Annotated[
+        bool,
+        typer.Option("--open/--no-open", help="Show the page (checkup.html without --html)."),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The attention health of a model, head by head."""
     with plain_errors(debug):
         if fail_on is not None and fail_on not in failable():
             raise TargetError(_unknown("--fail-on", fail_on, failable()))
-        _check_outputs(html, json, keep=text)
+        if open_it and html is None:
+            html = Path("checkup.html")
+        _check_outputs(html, json, keep=None if text is None or is_sentence(text) else Path(text))
         with progress() as tell:
             tell(f"Loading {target or 'the demo model'}")
             subject = load(target, text)
@@ -97,15 +126,24 @@ def checkup(
                 factors=scale_factor or (),
                 on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
+            comparison = None
+            if against is not None:
+                tell(f"Examining {against}")
+                comparison = compare_checkups(examine(load(against, text)), result)
+                result["against"] = comparison_json(comparison)
             tell("Writing")
             if json is not None:
                 write_whole(json, checkup_json(result))
             if html is not None:
-                write_whole(html, checkup_page(result))
+                write_whole(html, compare_page(comparison) if comparison else checkup_page(result))
         console = _console()
         console.print(checkup_text(result, console.width))
+        if comparison is not None:
+            print(f"\nAgainst {against}\n{comparison_text(comparison)}")
         for path in filter(None, (html, json)):
             _say(f"wrote {path}")
+        if open_it and html is not None:
+            _show(html)
         if fail_on is not None and (why := failing(result, fail_on)):
             _say(why)
             raise typer.Exit(1)
@@ -121,6 +159,13 @@ def report(
         str | None,
         typer.Option(metavar="N", help="The run's number or name; the latest by default."),
     ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Two runs side by side: numbers, names or other stores."),
+    ] = None,
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The page of a watched run, finished or still running."""
@@ -128,18 +173,46 @@ def report(
         _check_outputs(html)
         with progress() as tell:
             tell(f"Reading {run_db}")
-            chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
-            page = html or run_db.with_suffix(".html")
-            _check_outputs(page, keep=run_db)
-            tell(f"Writing {page}")
-            write_run_page(page, chosen)
+            if compare is not None:
+                page = html or run_db.with_name(f"{run_db.stem}-compare.html")
+                comparison = compare_runs(run_db, *compare)
+                _check_outputs(page, keep=run_db)
+                write_whole(page, compare_page(comparison))
+            else:
+                chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
+                page = html or run_db.with_suffix(".html")
+                _check_outputs(page, keep=run_db)
+                part = f"Writing {page}"
+                write_run_page(page, chosen, lambda done, of: tell(part, done=done, total=of))
+        if compare is not None:
+            print(comparison_text(comparison))
         _say(f"wrote {page}")
+        if open_it:
+            _show(page)
+
+
+@app.command()
+def live(
+    run_db: Annotated[Path, typer.Argument(metavar="RUN.db", help="The store of a watch.")],
+    port: Annotated[int, typer.Option(help="By default any that is free.", min=0, max=65535)] = 0,
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """A local page that follows a run while it is written. Prints its address; Ctrl-C ends it."""
+    with plain_errors(debug):
+        follow(run_db, port=port, open_it=open_it)
 
 
 @app.command()
 def lab(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Names or claim numbers; all by default.",
+            autocompletion=list_experiments,
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
     out: Annotated[
@@ -149,12 +222,31 @@ def lab(
     debug: Debug = False,
 ) -> None:
     """What people say about √d_k, measured: which claims hold, and where."""
+    told = set[str]()
+
+    def tell(claim: int, name: str, verdict: str, seconds: float = 0.0) -> None:
+        took = f", {seconds:.1f} s" if seconds else ""
+        print(f"{claim:>2}  {name:<16} {verdict_words(verdict)}{took}", flush=True)
+        told.add(name)
+
+    def finished(one: Finished) -> None:
+        """In a file, a line as soon as there is something to say; on a terminal the bar moves."""
+        if not sys.stdout.isatty():
+            tell(one.claim, one.experiment, one.verdict, one.seconds)
+
     with plain_errors(debug):
-        with progress_bar() as tell:
-            done = run_lab(experiments or None, out=out, quick=quick, again=again, progress=tell)
+        with progress_bar() as show:
+            done = run_lab(
+                experiments or None,
+                out=out,
+                quick=quick,
+                again=again,
+                progress=show,
+                finished=finished,
+            )
         for result in done.results:
-            verdict = verdict_words(result["verdict"])
-            print(f"{result['claim']:>2}  {result['experiment']:<16} {verdict}")
+            if result["experiment"] not in told:
+                tell(result["claim"], result["experiment"], result["verdict"])
         for name, why in done.not_run.items():
             _say(f"{name} was not run: {why}")
         _say(f"wrote {done.page}")
@@ -173,8 +265,8 @@ def explore(
         _check_outputs(out)
         write_explorer(out)
         _say(f"wrote {out}")
-        if open_it and not webbrowser.open(out.resolve().as_uri()):
-            _say(f"found no browser to show it in; open {out} in yours")
+        if open_it:
+            _show(out)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -200,7 +292,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _say("interrupted")
         raise typer.Exit(130) from None
-    except (TargetError, OutputError, StoreError, LabError) as error:
+    except _PLAIN as error:
         if debug:
             traceback.print_exc()
         _say(str(error))
@@ -221,6 +313,12 @@ def _check_outputs(*paths: Path | None, keep: Path | None = None) -> None:
             raise OutputError(f"{path} is what is read; name another file to write to")
     if len({path.resolve() for path in given}) < len(given):
         raise OutputError(f"{given[0]} is named twice; the page and the JSON need a file each")
+
+
+def _show(page: Path) -> None:
+    """In the browser, if there is one."""
+    if not webbrowser.open(page.resolve().as_uri()):
+        _say(f"found no browser to show it in; open {page} in yours")
 
 
 def _unknown(option: str, given: str, known: tuple[str, ...]) -> str:

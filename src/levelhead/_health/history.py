@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from .judge import Flags, Heads
 
 _STEPS = 10.0  # the loss is averaged over about so many
-_LATELY = 40.0  # steps, for what was so before
-_FALLING = 0.08  # of the first loss: a difference that is no noise
+_LATELY, _LONG = 40.0, 100.0  # steps, for what was so before, and for long
+_FALLING, _SETTLED = 0.06, 0.02  # of the first loss: a difference that is no noise; and none at all
 _TREND_STEPS, _TREND_RECORDS = 40.0, 6.0  # a trend is taken over so many, whichever is longer
-_HURRY = 0.25  # of the patience, where the loss is lost at the same time
+
+_SOLVED = "the loss is nearly gone and stays so: there is nothing left to harm"
 
 Where = slice | NDArray[np.int64]
 ALL = slice(None)
@@ -37,7 +38,7 @@ class Loss:
     """The course of the loss: where it started, its best and its present value, smoothed."""
 
     def __init__(self) -> None:
-        self.start = self.now = self.best = self.lately = math.nan
+        self.start = self.now = self.best = self.lately = self._long = math.nan
         self._first: int | None = None  # step
         self._last = 0
         self._starts = (0.0, 0)  # sum and number of the first values
@@ -59,6 +60,7 @@ class Loss:
             self.start = self._starts[0] / self._starts[1]
         self.now = _towards(self.now, value, passed / _STEPS)
         self.lately = _towards(self.lately, value, passed / _LATELY)
+        self._long = _towards(self._long, value, passed / _LONG)
         self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
         self._last = step
 
@@ -76,6 +78,13 @@ class Loss:
     def is_falling(self) -> bool:
         """Whether it is clearly lower than it was lately."""
         return self.lately - self.now > _FALLING * abs(self.start)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been the same for long: what the model can learn, it has learned."""
+        if self._first is None or self._last - self._first < _LONG:
+            return False
+        return abs(self._long - self.now) < _SETTLED * abs(self.start)
 
     @property
     def lost(self) -> float:
@@ -199,6 +208,7 @@ class History:
     _last: int | None = None
     _clock: float = 0.0  # steps since the first; it goes on when a run goes back to a checkpoint
     _sharp_at_first: bool = False
+    _was_settled: bool = False  # the loss, when heads were last not sharp
 
     def observe(self, step: int, heads: Heads, loss: float | None = None) -> None:
         """Take in a recorded step.
@@ -230,6 +240,8 @@ class History:
         total, any_sharp = int(judged.sum()), bool(sharp.any())
         if self._clock < _STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
+        if sharp.sum() <= total / 2:
+            self._was_settled = self.loss.is_settled
         known = np.where(judged, entropy, np.nan)
         # None is the whole model; a layer may be called "".
         parts: list[tuple[str | None, slice]] = [(None, ALL), *heads.places.items()]
@@ -316,6 +328,8 @@ class History:
             if not self._sharp_at_first:
                 return []
             name, why = "saturated", "they were so from the start; the loss is not known"
+        elif self._was_settled and loss.lost <= at.lost:
+            return []  # there was nothing more to learn when they turned sharp
         elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
@@ -358,12 +372,20 @@ class History:
             for head in np.flatnonzero(loud[place]).tolist():
                 at = place.start + head
                 name, level = heads.order[heads.chosen[at]], LEVELS[heads.worst[at]]
+                benign = _SOLVED if name == "exploding" and self._may_grow(self.at.solved) else ""
+                level = "info" if benign else level
                 held = self._held.get((HEAD, name, layer, head))
                 if held and held.finding.level == level and not held.finding.forecast:
                     found.append(held.finding)  # words take time
                 else:
-                    found.append(heads.finding(*heads.named(at)))
+                    own = heads.finding(*heads.named(at))
+                    found.append(replace(own, level=level, benign=benign or own.benign))
         return found
+
+    def _may_grow(self, learned: float) -> bool:
+        """Whether the scores may: so much has been learned, and it is not lost."""
+        loss = self.loss
+        return loss.is_known and loss.learned >= learned and loss.lost < self.at.lost
 
     def _growth(self, step: int, heads: Heads) -> list[Finding]:
         at, largest = self.at, heads.values("largest_score")
@@ -380,8 +402,8 @@ class History:
         ]
 
     def _rising(self, step: int, layer: str, head: int, now: float, steps: float) -> Finding:
-        at, loss = self.at, self.loss
-        unharmed = loss.is_known and loss.learned >= at.learned and loss.lost < at.lost
+        at = self.at
+        unharmed = self._may_grow(-math.inf if self.loss.is_settled else at.learned)
         when = step + max(1, round(steps))
         return Finding(
             scope=HEAD,
@@ -407,9 +429,9 @@ class History:
             held.last = self._clock
             if held.finding is not finding or finding.since is None:
                 held.finding = replace(finding, since=held.since)
-            patience = self.at.patience * (_HURRY if finding.name == "collapsing" else 1.0)
-            if finding.name == "flat":
-                patience = self.at.flat_patience
+            patience = {"collapsing": 0.0, "flat": self.at.flat_patience}.get(
+                finding.name, self.at.patience
+            )
             urgent = finding.scope == HEAD and not finding.forecast
             held.is_raised = held.is_raised or urgent or self._clock - held.first >= patience
         for key, held in list(self._held.items()):

@@ -84,9 +84,8 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
 def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """All that there is to say, the worst first: of the model, of layers, of single heads."""
     heads = Heads(evidence, thresholds or Thresholds())
-    course = evidence.course or ()
-    found = [finding for finding in course if finding.scope != HEAD]
-    since = {finding.key: finding.since for finding in course}
+    found = wide_findings(heads)
+    since = {finding.key: finding.since for finding in evidence.course or ()}
     for layer, place in heads.places.items():
         for verdict in Judgement(heads, place):
             if told := heads.told.get(place.start + verdict.head):
@@ -94,7 +93,13 @@ def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
             elif verdict.verdict not in (HEALTHY, SHORT):
                 own = heads.finding(layer, verdict)
                 found.append(replace(own, since=since.get(own.key)))
-    return worst_first([*found, *_choosing_nothing(heads), *_scales(heads)])
+    return worst_first(found)
+
+
+def wide_findings(heads: Heads) -> list[Finding]:
+    """Those of the model and of layers, the worst first."""
+    course = [finding for finding in heads.evidence.course or () if finding.scope != HEAD]
+    return worst_first([*course, *_choosing_nothing(heads), *_scales(heads)])
 
 
 def _scales(heads: Heads) -> list[Finding]:
@@ -306,6 +311,7 @@ class Heads:
     def _verdicts(self) -> tuple[Indices, Indices, dict[int, Finding]]:
         """Rule and level of each head, and those that the course says instead of a rule."""
         chosen, worst = np.zeros(self.count, np.int64), np.full(self.count, _NO_LEVEL)
+        course = list(self._of_heads())
         for place, (name, rule) in enumerate(self.rules.items()):
             case = self.cases[name]
             if not case.size or case.max() < 0:  # usually
@@ -315,22 +321,27 @@ class Heads:
             level = levels[case]
             if rule.is_sharp:
                 level = np.where(self.explained | self.unharmed, np.maximum(level, _INFO), level)
+            for at, finding in course:
+                if finding.name == name and finding.benign:
+                    level[at] = max(level[at], _INFO)
             chosen = np.where(level < worst, place, chosen)
             worst = np.minimum(level, worst)
         told = {}
-        for at, finding in self._foretold():
+        for at, finding in course:
             rank = LEVELS.index(finding.level), self.order.index(finding.name)
-            if rank < (worst[at], chosen[at]):
+            if rank <= (worst[at], chosen[at]):
                 (worst[at], chosen[at]), told[at] = rank, finding
         return chosen, worst, told
 
-    def _foretold(self) -> Iterator[tuple[int, Finding]]:
+    def _of_heads(self) -> Iterator[tuple[int, Finding]]:
         """What the course says of single heads that no single moment shows, by their place.
 
-        The rest of it the head's own numbers say, and as they are now.
+        That is a forecast, or why it is benign. The rest of it the head's own numbers say, and as
+        they are now.
         """
         for finding in self.evidence.course or ():
-            if finding.scope == HEAD and finding.forecast and finding.name in self.rules:
+            shown = not (finding.forecast or finding.benign)
+            if finding.scope == HEAD and not shown and finding.name in self.rules:
                 place, head = self.places.get(finding.layer, slice(0, 0)), finding.head or 0
                 if head < place.stop - place.start:
                     yield place.start + head, finding

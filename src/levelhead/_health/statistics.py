@@ -43,8 +43,8 @@ class Statistic:
     heading:    of its column where a Health is printed; "" leaves it out
     tracked:    trackers such as TensorBoard get it unless others are asked for
     compared:   how one number is made of all heads where scales are compared; "" leaves it out
-    form:       how such a number is written
-    chart:      the field whose chart shows it, for one that is no field itself
+    form:       how such a number is written; with a percent sign it is a share
+    chart:      the statistic whose chart shows it, for one that is no field: itself, or a field
     log:        its chart reads best with a logarithmic axis
     is_field:   it is one of FIELDS, which are stored, sent and shown everywhere
     column:     what is summed; by default it has the statistic's name, "" is none
@@ -278,7 +278,8 @@ class ForwardStatistics:
         heading="|score|",
         compared="max",
         form=",.3g",
-        chart="score_max",
+        chart="largest_score",
+        log=True,
         is_field=False,
     )
     score_std = Derived(
@@ -287,6 +288,7 @@ class ForwardStatistics:
         formula=lambda health: np.sqrt(health.score_var),
         bad="high",
         heading="std",
+        chart="score_std",
         is_field=False,
     )
     large_scores = Mean(
@@ -294,6 +296,7 @@ class ForwardStatistics:
         meaning="The share of scores beyond ±100.",
         definition="share with |score| > 100",
         bad="high",
+        form=".0%",
         over="score_count",
     )
     entropy = Mean(
@@ -328,6 +331,7 @@ class ForwardStatistics:
         definition="max p",
         bad="high",
         heading="top",
+        form=".0%",
         over="finite_rows",
     )
     saturated = Mean(
@@ -365,6 +369,7 @@ class ForwardStatistics:
         definition="weight on key 0",
         bad="high",
         heading="1st key",
+        form=".0%",
         over="choice_rows",
     )
     distance = Mean(
@@ -377,6 +382,7 @@ class ForwardStatistics:
         label="null mass",
         meaning="The weight that a learned sink takes; 0 without one.",
         definition="weight that a learned sink takes; 0 without one",
+        form=".0%",
         over="finite_rows",
     )
     pattern_sequences = Count(
@@ -388,24 +394,28 @@ class ForwardStatistics:
         label="self weight",
         meaning="The weight on a query's own position.",
         definition="mean over sampled rows of p at j = i",
+        form=".0%",
         over="pattern_sequences",
     )
     previous_weight = Mean(
         label="previous weight",
         meaning="The weight on the position before a query's own.",
         definition="mean over sampled rows of p at j = i − 1",
+        form=".0%",
         over="pattern_sequences",
     )
     offset_weight = Mean(
         label="offset weight",
         meaning="The weight at the distance, ahead or behind, that gets the most.",
         definition="max over o of the mean over sampled rows of p at j = i − o",
+        form=".0%",
         over="pattern_sequences",
     )
     shared_key = Mean(
         label="shared key",
         meaning="The weight on the key that gets the most from all rows, the first key aside.",
         definition="max over j > 0 of the mean over sampled rows of p at j",
+        form=".0%",
         over="pattern_sequences",
     )
 

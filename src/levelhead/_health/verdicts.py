@@ -94,12 +94,15 @@ class Thresholds:
     )
     # Over time, and of many heads at once.
     sharp_typical: float = _from(
-        0.2, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
+        0.25, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
     )
-    saturated_typical: float = _from(0.15, "share of saturated rows from which it does", _STUDY)
-    most_heads: float = _from(0.5, "share of the heads that is most of them", _STUDY)
+    saturated_typical: float = _from(0.1, "share of saturated rows from which it does", _STUDY)
+    most_heads: float = _from(0.6, "share of the heads that is most of them", _STUDY)
     learned: float = _from(
-        0.45, "share of the first loss that must be gone before heads may be sharp", _STUDY
+        0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
+    )
+    solved: float = _from(
+        0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
     )
     lost: float = _from(0.1, "share of what the loss had gained that may be lost again", _STUDY)
     scale_off: float = _from(
@@ -114,7 +117,7 @@ class Thresholds:
         0.97, "entropy ratio above which a head counts among the flat ones of a model", _STUDY
     )
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
-    flat_patience: float = _from(200, "steps that a model must be flat before it is told", _STUDY)
+    flat_patience: float = _from(250, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
         100, "steps ahead within which a head on course to explode is told", _STUDY
     )
@@ -200,6 +203,7 @@ class Rule(NamedTuple):
     reason:  why a head has it: {name} is a statistic of the head, {level} the level, {limit}
              the threshold that it passed
     hint:    what to do
+    code:    the same as a line of Python, where there is one
     unless:  a verdict that excuses this one
     is_sharp: it says that few keys get the weight: information where the head's pattern or the
              course of the training explains it
@@ -212,6 +216,7 @@ class Rule(NamedTuple):
     meaning: str
     reason: str
     hint: str
+    code: str = ""
     unless: str = ""
     is_sharp: bool = False
     any_keys: bool = False
@@ -224,6 +229,9 @@ class Rule(NamedTuple):
 
 
 HEALTHY, SHORT = "healthy", "short"
+_QK_NORM = "q, k = F.rms_norm(q, q.shape[-1:]), F.rms_norm(k, k.shape[-1:])"
+_SCALED = "F.scaled_dot_product_attention(q, k, v, scale=q.shape[-1] ** -0.5)"
+_WATCH = 'levelhead.torch.watch(model, store="run.db")'
 _TAME = "QK-norm, QK-clip (threshold 100), a softcap, or a smaller learning rate on q and k"
 
 # Of verdicts with the same level the first one here is the worse one.
@@ -235,6 +243,7 @@ VERDICTS: dict[str, Rule] = {
         meaning="NaN or infinite scores",
         reason="{nonfinite_rows} of {rows} rows have a NaN or infinite score",
         hint="look for NaN or infinity in q and k, or an overflow in their dtype",
+        code="assert q.isfinite().all() and k.isfinite().all()",
         any_keys=True,
     ),
     "exploding": Rule(
@@ -247,6 +256,7 @@ VERDICTS: dict[str, Rule] = {
         meaning="scores so large that training tends to break",
         reason="the largest |score| is {largest_score} ({level} from {limit})",
         hint=f"tame the scores: {_TAME}",
+        code=_QK_NORM,
     ),
     "saturated": Rule(
         cases=(Case("warning", (Limit("saturated", ">", "saturated"),)),),
@@ -256,6 +266,7 @@ VERDICTS: dict[str, Rule] = {
         reason="{saturated:.0%} of the rows put over 0.99 of their weight on one key; "
         "the softmax passes a signal of {signal:.2g}",
         hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
+        code=_SCALED,
         unless="sink",
         is_sharp=True,
     ),
@@ -266,6 +277,7 @@ VERDICTS: dict[str, Rule] = {
         meaning="almost no choice is left",
         reason="the entropy is {entropy_ratio:.2g} of its maximum (below {limit})",
         hint=f"check the scale (1/sqrt(d_k)), then tame the scores: {_TAME}",
+        code=_SCALED,
         unless="sink",
         is_sharp=True,
     ),
@@ -276,6 +288,7 @@ VERDICTS: dict[str, Rule] = {
         meaning="large scores; harmless as long as they do not grow",
         reason="the largest |score| is {largest_score} (large from {limit})",
         hint="watch whether it grows; low precision rounds such scores coarsely",
+        code=_WATCH,
     ),
     "uniform": Rule(
         cases=(
@@ -293,6 +306,7 @@ VERDICTS: dict[str, Rule] = {
         reason="the entropy is {entropy_ratio:.4f} of its maximum and the scores' standard "
         "deviation {score_std:.2g}: the head selects nothing",
         hint="normal at initialisation; in long contexts try log-n scaling",
+        code="q = q * math.log(k.shape[-2]) / math.log(512)  # 512: the length in training",
     ),
     "sink": Rule(
         cases=(Case("info", (Limit("first_key", ">", "sink"),)),),
@@ -313,6 +327,7 @@ VERDICTS: dict[str, Rule] = {
         reason="a row looks at {effective_keys:.2g} keys; the entropy is {entropy_ratio:.2g} of "
         "its maximum",
         hint="nothing: copying heads look like this; watch the trend",
+        code=_WATCH,
     ),
     HEALTHY: Rule(
         cases=(Case("ok"),),

@@ -3,6 +3,6 @@
 from ._errors import TargetError
 from ._examine import examine
 from ._subject import Input, Subject
-from ._target import load, load_demo
+from ._target import is_sentence, load, load_demo
 
-__all__ = ["Input", "Subject", "TargetError", "examine", "load", "load_demo"]
+__all__ = ["Input", "Subject", "TargetError", "examine", "is_sentence", "load", "load_demo"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..scaling import SAME, SCALE_RULES, UNKNOWN, in_use
 from ._errors import TargetError, install, told
 from ._pictures import Album
 from ._subject import Input, Subject
-from ._what_if import factor_name, mean, scale_findings, what_if
+from ._what_if import SLIDER, factor_name, mean, scale_findings, what_if
 
 if TYPE_CHECKING:
     from ..torch import Call
@@ -27,28 +27,35 @@ Listen = Callable[[Callable[[Any], None], Any, Callable[[str], None]], AbstractC
 class _Layer:
     """All calls from one place in the model, merged head by head."""
 
-    def __init__(self, call: Call, width: int | None, factors: Sequence[float]) -> None:
+    def __init__(
+        self, call: Call, width: int | None, factors: Sequence[float], more: Sequence[float] = ()
+    ) -> None:
+        """factors: told with the layer; more: for a page only."""
         _, heads, _, _ = call.shape
         self.used = in_use(call.scale, call.dk, width or heads * call.dk)
         self.factors = {factor_name(factor): factor for factor in factors}
         if call.scale and self.used.rule != UNKNOWN:
             rules = {name: rule(call.dk, self.used.d_model) for name, rule in SCALE_RULES.items()}
             self.factors = {name: to / call.scale for name, to in rules.items()} | self.factors
+        self.every = {factor_name(factor): factor for factor in more} | self.factors
         self.calls = 0
-        self._parts: dict[str, list[Moved]] = {name: [] for name in ("used", *self.factors)}
+        self._parts: dict[str, list[Moved]] = {name: [] for name in ("used", *self.every)}
 
     def add(self, call: Call) -> None:
         self.calls += 1
-        for name, factor in ({"used": 1.0} | self.factors).items():
+        for name, factor in ({"used": 1.0} | self.every).items():
             same = math.isclose(factor, 1.0, rel_tol=SAME)
-            moved = Moved.nowhere(call.health) if same else call.moved(factor)
-            self._parts[name].append(Moved.merge(moved))
+            self._parts[name].append(Moved.nowhere(call.health) if same else call.moved(factor))
 
     def result(self, name: str) -> dict[str, Any]:
         merged = {rule: Moved.merge(*parts) for rule, parts in self._parts.items()}
         self.health = merged["used"].health
         heads = {
             rule: describe(Evidence({name: moved.health}))[name] for rule, moved in merged.items()
+        }
+        self.scales = {
+            rule: self._scaled(factor, heads[rule], merged[rule])
+            for rule, factor in self.every.items()
         }
         return {
             "name": name,
@@ -58,10 +65,7 @@ class _Layer:
             "scale": self.used.scale,
             "scale_rule": self.used.rule,
             "heads": heads["used"],
-            "scales": {
-                rule: self._scaled(factor, heads[rule], merged[rule])
-                for rule, factor in self.factors.items()
-            },
+            "scales": {rule: self.scales[rule] for rule in self.factors},
         }
 
     def _scaled(self, factor: float, heads: list[dict[str, Any]], moved: Moved) -> dict[str, Any]:
@@ -85,7 +89,8 @@ def examine(
 ) -> dict[str, Any]:
     """The health of every head of a model, as a dict of plain numbers and strings.
 
-    pictures: also keep the attention itself, for pages
+    pictures: also keep what only a page shows: the attention itself, and the heads at the many
+              scales of its slider
     factors:  multiples of the scale in use to compare it with, beside the four rules
     on_input: called with (inputs done, inputs in all)
     listen:   `levelhead.torch.listen`, or a stand-in
@@ -109,10 +114,12 @@ def examine(
         def add(call: Call, given: Input = given, seen: dict[str, int] = seen) -> None:
             seen[call.module] = seen.get(call.module, 0) + 1
             name = _name(call.module, seen[call.module])
-            layer = layers.setdefault(name, _Layer(call, subject.width, factors))
-            layer.add(call)
+            if name not in layers:
+                more = SLIDER if pictures else ()
+                layers[name] = _Layer(call, subject.width, factors, more)
+            layers[name].add(call)
             if pictures:
-                album.add(name, call, given, list(layer.factors.values()))
+                album.add(name, call, given)
 
         _run(subject, given, (listen or _listen())(add, subject.model, miss))
     on_input(len(subject.inputs), len(subject.inputs))
@@ -137,7 +144,15 @@ def examine(
         "scale_findings": scale_findings(found),
         "findings": [finding.to_dict() for finding in said],
         "pictures": album.result(list(layers)) if pictures else None,
+        "slider": _slider(layers.values(), found) if pictures else None,
     }
+
+
+def _slider(layers: Iterable[_Layer], found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The model, and every layer's heads, at all scales: those told of and those of the slider."""
+    every = [layer.scales for layer in layers]
+    whole = [{**one, "scales": scales} for one, scales in zip(found, every, strict=True)]
+    return {"scales": what_if(whole), "layers": every}
 
 
 def _name(module: str, occurrence: int = 1) -> str:

@@ -28,6 +28,9 @@ AS_TRAINED, TOO_SHARP, TOO_FLAT = "as trained", "too sharp", "too flat"
 IN_USE = "as_trained"  # in the place of a rule: the scale that the model was trained with
 MIXED = "mixed"  # layers follow different rules
 
+# Multiples of the scale in use that a page's slider is judged at, beside the rules: eight a decade.
+SLIDER = tuple(float(f"{10 ** (place / 8):.2g}") for place in range(-10, 11) if place)
+
 # Where the statistics look as if the scale in use were a slip: most rows saturated without any,
 # hardly a choice left with the model's width. This is information: models that learned their task
 # with such a scale may look the same.

@@ -7,6 +7,7 @@ and the pretrained model's scores come from data/, where `measure.py` puts them.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,48 @@ from markupsafe import Markup
 
 from .._files import write_whole
 from ..lab import experiments
-from ..report import page
+from ..report import asset, page
 
-__all__ = ["explorer_page", "write_explorer"]
+__all__ = ["PARTS", "Part", "Playable", "explorer_page", "playable", "write_explorer"]
 
-# The parts of the page, in their order; each file draws one. core.js has what they share.
-SCRIPTS = ("core", "steps", "scores", "width", "rivals", "training", "pronoun", "confusions")
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the page: its title in the contents, and the claims that it makes playable."""
+
+    title: str
+    claims: tuple[str, ...]
+
+
+# In their order; each has a script of its name, and core.js has what they share.
+PARTS = {
+    "steps": Part("Five steps", ("five_steps",)),
+    "scores": Part(
+        "Variance, softmax, gradient",
+        ("variance", "divisor", "saturation", "jacobian", "gradients"),
+    ),
+    "width": Part("Heads against width", ("head_width",)),
+    "rivals": Part("Additive and cosine", ("additive", "cosine")),
+    "training": Part("Training", ("training",)),
+    "pronoun": Part("What is “it”?", ("pronoun",)),
+    "confusions": Part("Four confusions", ("confusions",)),
+}
+
+
+@dataclass(frozen=True)
+class Playable:
+    """The parts for another page, from the same files.
+
+    body:   a section for each part, with its name as id
+    style:  for what stands in an element of class "play", and nothing else
+    script: a function, explorer(), that brings the parts to life once they are in the page
+    data:   what they expect in the page's data
+    """
+
+    body: Markup
+    style: str
+    script: str
+    data: dict[str, Any]
 
 
 def write_explorer(path: str | Path) -> None:
@@ -36,13 +73,29 @@ def write_explorer(path: str | Path) -> None:
 
 def explorer_page() -> str:
     """The page as text."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    body = environment.from_string(_asset("explore.html")).render(claim=_claim)
-    script = "\n".join(_asset(f"{name}.js") for name in SCRIPTS)
-    data = {name: _data(name) for name in ("training", "pronoun")}
-    return page(
-        "Why √d_k? Move it and see", body, data, script, _asset("explore.css"), plotly=False
+    title = "Why √d_k? Move it and see"
+    return page(title, _body(whole=True), _data(), _script(), _asset("explore.css"), plotly=False)
+
+
+def playable() -> Playable:
+    """The parts for another page."""
+    style = _asset("explore.css").replace(":root", "&")
+    return Playable(
+        body=_body(whole=False),
+        style=f".play {{\n{style}}}\n",
+        script=f"function explorer() {{\n{_script()}\n}}\n",
+        data=_data(),
     )
+
+
+def _body(whole: bool) -> Markup:
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(_asset("explore.html"))
+    return Markup(template.render(claim=_claim, parts=PARTS, whole=whole))
+
+
+def _script() -> str:
+    return "\n".join([asset("paint.js"), *(_asset(f"{name}.js") for name in ("core", *PARTS))])
 
 
 def _claim(*names: str) -> Markup:
@@ -64,5 +117,9 @@ def _asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
-def _data(name: str) -> Any:
-    return json.loads((files(__package__) / "data" / f"{name}.json").read_text(encoding="utf-8"))
+def _data() -> dict[str, Any]:
+    folder = files(__package__) / "data"
+    return {
+        name: json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("training", "pronoun")
+    }

@@ -11,8 +11,10 @@ A module describes its experiment by these attributes:
              fields that `numbers` fills, because no measured number is typed in
     measure(size, seed)   figures (see _figures.py); the same seed gives the same figures
     numbers(runs)         the figures of all seeds → the numbers that the text quotes
-    verdict(runs)         the figures of all seeds → one of VERDICTS, and why
+    verdict(runs)         the figures of all seeds → one of VERDICTS, and why: a first sentence that
+                          fits on one line and has the number that decided it, then the rest
     plot(runs)            the figures of all seeds → charts: Plotly figures as plain data
+    KEY      optional: the few figures to remember, label → value; with fields as in the text
     CLOCK    optional: what the clock said, with format fields; kept out of results.json
     SHOW     optional: the tables that the page prints; by default the first one
     NEEDS    optional: the extras of the package that must be installed: "torch", "demo"
@@ -57,6 +59,15 @@ def verdict_words(verdict: str) -> str:
     return {"holds partly": "partly true"}.get(verdict, verdict)
 
 
+def reason(why: str) -> str:
+    """The one line that says why a verdict is what it is: the first sentence.
+
+    >>> reason("the sum is 0.5. That is for n from 2 to 4.")
+    'the sum is 0.5'
+    """
+    return why.partition(". ")[0].removesuffix(".")
+
+
 class LabError(ValueError):
     """A call of the lab that cannot be answered; the message says what to do."""
 
@@ -89,6 +100,7 @@ class Experiment:
     numbers: Callable[[Runs], dict[str, Any]]
     verdict: Callable[[Runs], tuple[str, str]]
     plot: Callable[[Runs], list[dict[str, Any]]]
+    key: Mapping[str, str]
     clock: str
     show: tuple[str, ...]
     needs: tuple[str, ...]
@@ -113,6 +125,7 @@ class Experiment:
             numbers=module.numbers,
             verdict=module.verdict,
             plot=module.plot,
+            key=getattr(module, "KEY", {}),
             clock=_one_line(getattr(module, "CLOCK", "")),
             show=getattr(module, "SHOW", ()),
             needs=getattr(module, "NEEDS", ()),

@@ -1,4 +1,4 @@
-"""The page: every claim with its verdict, pictures, numbers and the code to repeat it."""
+"""The page: all answers on one screen, then every claim, pictures first and its text folded."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from .. import __version__
-from ..report import page
-from ._experiment import NOT_RUN, verdict_words
+from ..explore import PARTS as PLAYABLE
+from ..explore import playable
+from ..report import packed_plotly, page
+from ._experiment import NOT_RUN, reason, verdict_words
 from ._plot import Spec
-from ._results import Outcome
+from ._results import Outcome, paragraphs
 from ._tables import shown_tables
 
 MARKS = {"holds": "●", "holds partly": "◐", "does not hold": "○", NOT_RUN: "–"}
@@ -44,17 +46,27 @@ def lab_page(outcomes: Sequence[Outcome]) -> str:
     }
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["math"] = math
+    explorer = playable()
     body = environment.from_string(_asset("lab.html")).render(
         outcomes=[_shown(one, charts) for one in outcomes],
         tally=_tally(outcomes),
         marks=MARKS,
         words=verdict_words,
         dashes=DASHES,
+        parts=PLAYABLE,
+        explorer=explorer.body,
+        plotly=packed_plotly() if charts else "",
         version=__version__,
         sizes=", ".join(sorted({one.size for one in outcomes})),
     )
-    title = "What people say about √d_k, measured"
-    return page(title, body, _with_subscripts(charts), _asset("lab.js"), _asset("lab.css"))
+    return page(
+        "What people say about √d_k, measured",
+        body,
+        {"charts": _with_subscripts(charts), **explorer.data},
+        explorer.script + _asset("lab.js"),
+        explorer.style + _asset("lab.css"),
+        plotly=False,
+    )
 
 
 def math(text: str) -> Markup:
@@ -81,7 +93,7 @@ def _shown(one: Outcome, charts: dict[str, Spec]) -> dict[str, Any]:
     experiment, (verdict, why) = one.experiment, one.verdict()
     shown = {
         **{"name": experiment.name, "claim": experiment.claim, "title": experiment.title},
-        **{"said": experiment.said, "verdict": verdict, "why": why},
+        **{"said": experiment.said, "verdict": verdict, "reason": reason(why)},
     }
     if not one.runs:
         return shown
@@ -90,13 +102,15 @@ def _shown(one: Outcome, charts: dict[str, Spec]) -> dict[str, Any]:
         texts["found"] += f" By the clock, this time: {one.clock()}"
     return shown | {
         "said": texts["said"],
-        "why": why[:1].upper() + why[1:],
+        "why": paragraphs(why[:1].upper() + why[1:]),
+        "key": one.key_figures(),
+        "part": next((p for p, part in PLAYABLE.items() if experiment.name in part.claims), None),
         "pictures": [
             {"id": name, "title": chart["layout"]["title"]["text"], "legend": _legend(chart)}
             for name, chart in charts.items()
             if name.rpartition("-")[0] == experiment.name
         ],
-        "parts": {label: texts[part] for part, label in PARTS.items()},
+        "parts": {label: paragraphs(texts[part]) for part, label in PARTS.items()},
         "seeds": len(one.seeds),
         "tables": shown_tables(one),
         "option": {"full": "", "quick": " --quick"}.get(one.size, ""),

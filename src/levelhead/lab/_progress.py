@@ -28,6 +28,21 @@ class Progress:
     left: float
 
 
+@dataclass(frozen=True)
+class Finished:
+    """An experiment all of whose figures are there.
+
+    verdict, why: as in results.json
+    seconds:      how long it took now; 0 if all of it was there already
+    """
+
+    experiment: str
+    claim: int
+    verdict: str
+    why: str
+    seconds: float
+
+
 class Tracker:
     """Reports the progress of measurements, one after another."""
 

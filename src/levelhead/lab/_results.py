@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,14 @@ class Outcome:
         one, numbers = self.experiment, self.experiment.numbers(self.runs)
         parts = {"said": one.said, "done": one.done, "found": one.found, "limits": one.limits}
         return {part: powers(text.format(**numbers)) for part, text in parts.items()}
+
+    def key_figures(self) -> dict[str, str]:
+        """The few figures to remember, in words; empty if the experiment names none."""
+        if not self.experiment.key or not self.runs:
+            return {}
+        numbers = self.experiment.numbers(self.runs)
+        lines = self.experiment.key.items()
+        return {label.format(**numbers): powers(value.format(**numbers)) for label, value in lines}
 
     def clock(self) -> str:
         """What the clock said, in words; empty for most."""
@@ -62,11 +71,26 @@ class Outcome:
             "claim_text": self.experiment.said,
             "verdict": verdict,
             "why": why,
+            **({"key_figures": key} if (key := self.key_figures()) else {}),
             "text": " ".join(self.texts().values()) if self.runs else "",
             "size": self.size,
             "seeds": list(self.seeds),
             "figures": figures,
         }
+
+
+def paragraphs(text: str, most: int = 320) -> list[str]:
+    """A long text as short paragraphs: whole sentences, as many as fit.
+
+    >>> paragraphs("One is odd. Two is even. Is three odd? It is.", most=26)
+    ['One is odd. Two is even.', 'Is three odd? It is.']
+    """
+    found = [""]
+    for sentence in re.split(r"(?<=[.?!]) (?=[A-Z“\[\d])", text):
+        if found[-1] and len(found[-1]) + len(sentence) > most:
+            found.append("")
+        found[-1] = f"{found[-1]} {sentence}".strip()
+    return found
 
 
 def write_results(out: Path, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from .._files import write_whole
 from ._checkpoints import checkpoints
 from ._experiment import SIZES, Experiment, LabError, experiments, find
 from ._figures import Figures, plain
-from ._progress import Progress, Tracker
+from ._progress import Finished, Progress, Tracker
 from ._results import Outcome, write_json, write_results
 
 
@@ -43,6 +44,7 @@ def run(
     seeds: int | None = None,
     again: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    finished: Callable[[Finished], None] | None = None,
 ) -> LabRun:
     """Measure claims and write results.json, timings.json, index.html and data/*.csv into out.
 
@@ -61,6 +63,7 @@ def run(
     seeds:    how many; None leaves it to each experiment
     again:    measure everything again
     progress: called before each measurement, within long ones, and at the end
+    finished: called after each experiment, with its verdict
 
     An interrupted run goes on where it stopped. Experiments that need something that is not
     installed are in the results as "not run". What the folder has from earlier runs of this size
@@ -76,14 +79,18 @@ def run(
 
     measurements = _Measurements(folder, size, seed, seeds)
     not_run = {one.name: why for one in chosen if (why := one.missing()) is not None}
-    measurements.measure([one for one in chosen if one.name not in not_run], again, progress)
+    for one, seconds in measurements.measure(
+        [one for one in chosen if one.name not in not_run], again, progress
+    ):
+        if finished is not None and (outcome := measurements.outcome(one)) is not None:
+            finished(Finished(one.name, one.claim, *outcome.verdict(), seconds))
 
     outcomes = []
     for one in experiments().values():
         if one.name in not_run:
             outcomes.append(Outcome(one, size, missing=not_run[one.name]))
-        elif (runs := measurements.finished(one)) is not None:
-            outcomes.append(Outcome(one, size, measurements.seeds(one), runs))
+        elif (outcome := measurements.outcome(one)) is not None:
+            outcomes.append(outcome)
     results = write_results(folder, outcomes)
     return LabRun(results, not_run, folder, _write_page(folder, outcomes))
 
@@ -122,18 +129,19 @@ class _Measurements:
         count = self._count or one.seeds[self.size]
         return list(range(self._seed, self._seed + count))
 
-    def finished(self, one: Experiment) -> list[Figures] | None:
-        """The figures of all seeds, if they are all there."""
-        runs = [self._load(one, seed) for seed in self.seeds(one)]
-        return [run for run in runs if run is not None] if None not in runs else None
+    def outcome(self, one: Experiment) -> Outcome | None:
+        """What came out, if the figures of all seeds are there."""
+        runs = [run for seed in self.seeds(one) if (run := self._load(one, seed)) is not None]
+        complete = len(runs) == len(self.seeds(one))
+        return Outcome(one, self.size, self.seeds(one), runs) if complete else None
 
     def measure(
         self,
         chosen: list[Experiment],
         again: bool,
         progress: Callable[[Progress], None] | None,
-    ) -> None:
-        """Measure what is missing."""
+    ) -> Iterator[tuple[Experiment, float]]:
+        """Measure what is missing; gives each experiment when it is done, and its seconds."""
         todo = [
             (one, seed)
             for one in chosen
@@ -141,15 +149,23 @@ class _Measurements:
             if again or self._load(one, seed) is None
         ]
         self.folder.mkdir(parents=True, exist_ok=True)
-        tracker = Tracker(todo, self.size, progress)
-        for done, (one, seed) in enumerate(todo):
-            tracker.at(done)
-            if again:
-                self._drop_models(one, seed)
-            figures = plain(self._measured(one, seed, lambda *part, at=done: tracker.at(at, *part)))
-            write_json(self._path(one, seed), {"version": one.version, "figures": figures})
-            self._drop_models(one, seed)
+        tracker, done = Tracker(todo, self.size, progress), 0
+        for one in chosen:
+            began, seeds = time.monotonic(), [seed for each, seed in todo if each is one]
+            for seed in seeds:
+                tracker.at(done)
+                if again:
+                    self._drop_models(one, seed)
+                self._keep(one, seed, lambda *part, at=done: tracker.at(at, *part))
+                done += 1
+            yield one, time.monotonic() - began if seeds else 0.0
         tracker.at(len(todo))
+
+    def _keep(self, one: Experiment, seed: int, report: Callable[[float, float], None]) -> None:
+        """Measure one seed and write it down; its models are not needed any more."""
+        figures = plain(self._measured(one, seed, report))
+        write_json(self._path(one, seed), {"version": one.version, "figures": figures})
+        self._drop_models(one, seed)
 
     def _measured(
         self, one: Experiment, seed: int, report: Callable[[float, float], None]

@@ -157,6 +157,55 @@ def _masked(rng: Rng, n: int, words: int = 8, period: int = 6, many: int = 24) -
     return Batch(np.where(hidden, words, said)[..., None], np.where(hidden, said, -1))
 
 
+def _induction(rng: Rng, n: int, words: int = 10, many: int = 28) -> Batch:
+    """What came after the same word the last time; each position also knows the word before."""
+    said = rng.integers(words, size=(n, many))
+    before = np.concatenate([np.full((n, 1), words), said[:, :-1]], 1)
+    same = np.tril(said[:, :, None] == before[:, None, :])  # [..., here, after the earlier one]
+    last = many - 1 - same[..., ::-1].argmax(-1)
+    found = np.take_along_axis(said, last, 1)
+    return Batch(np.stack([said, before], -1), np.where(same.any(-1), found, -1))
+
+
+def _count(rng: Rng, n: int, words: int = 5, many: int = 20, most: int = 7) -> Batch:
+    """How often the first word comes again."""
+    said = rng.integers(words, size=(n, many))
+    answers = np.full((n, many), -1)
+    answers[:, 0] = np.minimum((said[:, 1:] == said[:, :1]).sum(1), most)
+    return Batch(said[..., None], answers)
+
+
+def _picture(rng: Rng, n: int, side: int = 5, spots: float = 0.1) -> Batch:
+    """Whether a line of a spotted picture is a row, a column or one of the two diagonals."""
+    lines = np.zeros((4, side, side, side), np.bool_)
+    for at in range(side):
+        lines[0, at, at, :] = lines[1, at, :, at] = True
+        lines[2, at] = np.eye(side, k=at // 2 * (-1) ** at)
+        lines[3, at] = lines[2, at, :, ::-1]
+    kind = rng.integers(4, size=n)
+    shown = lines[kind, rng.integers(side, size=n)].reshape(n, -1)
+    shown = shown ^ (rng.random(shown.shape) < spots)
+    answers = np.full(shown.shape, -1)
+    answers[:, 0] = kind
+    return Batch(shown[..., None].astype(np.int64), answers)
+
+
+def _agreement(rng: Rng, n: int, nouns: int = 8, fillers: int = 6, many: int = 26) -> Batch:
+    """Clauses of a noun, some other words and a verb, whose form the noun decides."""
+    said = np.zeros((n, many + 1), np.int64)
+    answers = np.full((n, many), -1)
+    for row in range(n):
+        at = 0
+        while at <= many:
+            noun, between = int(rng.integers(nouns)), int(rng.integers(1, 6))
+            clause = [noun, *(nouns + rng.integers(fillers, size=between)), nouns + fillers]
+            said[row, at : at + len(clause)] = clause[: many + 1 - at]
+            if (asked := at + len(clause) - 1) < many:  # at the word that asks for the verb
+                answers[row, asked] = noun
+            at += len(clause)
+    return Batch(said[:, :many, None], answers)
+
+
 TASKS: dict[str, Task] = {
     "recall": Task("looking up", (16, 9), 24, 8, True, _recall),
     "copy": Task("copying", (13,), 28, 12, True, _again),
@@ -171,7 +220,11 @@ TASKS: dict[str, Task] = {
     "needle": Task("looking up", (10, 2), 24, 10, False, _needle),
     "brackets": Task("language", (6, 2), 24, 3, True, _brackets),
     "masked": Task("filling in", (9,), 24, 8, False, _masked),
+    "induction": Task("looking up", (10, 11), 28, 10, True, _induction),
+    "count": Task("counting", (5,), 20, 8, False, _count),
+    "picture": Task("classification", (2,), 25, 4, False, _picture),
+    "agreement": Task("language", (15,), 26, 8, True, _agreement),
 }
 
-# The verdicts were tuned without ever looking at these.
-HELD_OUT = ("needle", "brackets", "masked")
+# The verdicts were tuned without ever looking at runs of these.
+HELD_OUT = ("induction", "count", "picture", "agreement")

@@ -18,8 +18,8 @@ class Shape:
     rule:    the scale rule; d_model, for the rule that needs it, is heads·d_k
     d_k:     width of a head's queries and keys; the model's own width does not depend on it, so
              that models differ in nothing else
-    norm:    where LayerNorm is: "pre", "post" or "none"; "parallel" is one before both parts, which
-             then work side by side
+    norm:    where LayerNorm is: "pre", "post", "sandwich" (both) or "none"; "parallel" is one
+             before both parts, which then work side by side
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -103,6 +103,9 @@ class Block(nn.Module):
             nn.Linear(2 * shape.width, shape.width),
         )
         self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+        self.after = nn.ModuleList(
+            nn.LayerNorm(shape.width) for _ in range(2 * (shape.norm == "sandwich"))
+        )
         self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -111,8 +114,12 @@ class Block(nn.Module):
             normed = self.norms[0](x)
             both: Tensor = x + self.drop(self.attention(normed)) + self.drop(self.mlp(normed))
             return both
-        for norm, part in zip(self.norms, (self.attention, self.mlp), strict=True):
-            if self.norm == "pre":
+        for place, (norm, part) in enumerate(
+            zip(self.norms, (self.attention, self.mlp), strict=True)
+        ):
+            if self.norm == "sandwich":
+                x = x + self.drop(self.after[place](part(norm(x))))
+            elif self.norm == "pre":
                 x = x + self.drop(part(norm(x)))
             else:
                 x = x + self.drop(part(x))

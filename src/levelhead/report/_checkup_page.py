@@ -17,62 +17,100 @@ from .._health.describe import (
     needs_attention,
 )
 from .._health.judge import severity
+from .._health.numbers import plain
+from .._health.verdicts import HEALTHY, SHORT, VERDICTS
+from ..checkup._scores import NEAR, ONE, pack
 from ..checkup._what_if import IN_USE, compared, with_scale
 from . import _scales
 from ._names import short_names
 from ._page import asset, page
+from ._slider import DIGITS, MOST_LISTED, judged, marks
 from ._tables import colours, fields, legend, main_statistics
 from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
-MOST_LISTED = 12
+_NO_PICTURES: Result = {"inputs": [], "layers": [], "scores": pack(b"")}
+# In their order; checkup.js puts the parts together.
+SCRIPTS = ("paint", "map", "attention", "heat", "checkup")
 
 
 def checkup_json(result: Result) -> str:
-    """The result as JSON, without the pictures."""
-    kept = {name: value for name, value in result.items() if name != "pictures"}
+    """The result as JSON, without what only a page shows."""
+    kept = {name: value for name, value in result.items() if name not in ("pictures", "slider")}
     return json.dumps({"levelhead": __version__, **kept}, indent=1, allow_nan=False) + "\n"
 
 
 def checkup_page(result: Result) -> str:
     """The result as one HTML file."""
-    script = asset("map.js") + asset("checkup.js")
-    title = f"Checkup of {result['model']}"
+    data, pictures = page_data(result), result["pictures"] or _NO_PICTURES
+    others = judged(result, data["fields"] | data["compared"])
     return page(
-        title, asset("checkup.html"), page_data(result), script, colours() + asset("map.css")
+        f"Checkup of {result['model']}",
+        asset("checkup.html"),
+        data,
+        "".join(asset(f"{name}.js") for name in SCRIPTS),
+        colours() + asset("map.css") + asset("checkup.css"),
+        plotly=False,
+        packed={
+            "judged": pack(json.dumps(others, allow_nan=False).encode()),
+            "scores": pictures["scores"],
+        },
     )
 
 
 def page_data(result: Result) -> dict[str, Any]:
-    """All that the page shows, words included: its script only draws."""
+    """All that the page shows of the model as trained, words included: its script only draws."""
     names = short_names([layer["name"] for layer in result["layers"]])
     heads = [head for layer in result["layers"] for head in layer["heads"]]
-    worst = worst_first(result)
+    worst, pictures = worst_first(result), result["pictures"] or _NO_PICTURES
     return {
         "headline": headline(heads, findings=findings_of(result)),
+        "model": result["model"],
         "about": subtitle(result),
         "missing": " ".join(missing_calls(result["not_understood"])),
         "scale": list(_scales.in_use(result)),
         "made": f"Made by levelhead {__version__}. A verdict is a rule of thumb with a source, "
         "listed in levelhead's docs/health.md.",
         "inputs": _inputs(result),
-        "nopicture": "The attention of this layer was not kept: its input is too long to draw.",
+        "texts": pictures["inputs"],
+        "pictures": pictures["layers"],
         "legend": legend(),
         "fields": fields(Health),
         "main": main_statistics(),
         "compared": {each.name: each.label for each in compared()},
         "layers": [
-            {**layer, "short": name} for layer, name in zip(result["layers"], names, strict=True)
+            {
+                **{part: layer[part] for part in ("name", "d_k", "scale")},
+                **{"short": name, "heads": [_head(head) for head in layer["heads"]]},
+            }
+            for layer, name in zip(result["layers"], names, strict=True)
         ],
+        "marks": marks(result),
+        "codes": {"near": NEAR, "one": ONE},
         "scales": [_scale(scale) for scale in result["scales"]],
         "scales_about": " ".join(
             [_scales.ABOUT, *([] if _scales.is_known(result) else [_scales.NOT_KNOWN])]
         ),
-        "moved_meaning": "The share of each row's weight that another scale moves to other keys.",
-        "pictures": result["pictures"],
         "worst": {"layer": worst[0][0], "head": worst[0][1]["head"]},
         "list": _list(worst, names),
     }
+
+
+def _head(head: Head) -> dict[str, Any]:
+    """A head with what its card says: whether it is benign, and the line of code that helps."""
+    loud = needs_attention(head)
+    if head["benign"]:
+        benign = f"Yes: {head['benign']}."
+    elif head["verdict"] == SHORT:
+        benign = "It cannot be told from rows this short."
+    elif loud:
+        benign = "No, as far as these texts show."
+    else:
+        benign = "Yes." if head["verdict"] == HEALTHY else "Yes: it is information, not an alarm."
+    hint = "Nothing" if head["benign"] else f"{head['hint'][0].upper()}{head['hint'][1:]}"
+    code = "" if head["benign"] else VERDICTS[head["verdict"]].code
+    card = {"is_benign": benign, "to_do": f"{hint}.", "code": code}
+    return {**plain(head, DIGITS), "judged_as": judged_as(head), **card}
 
 
 def worst_first(result: Result) -> list[tuple[int, Head]]:

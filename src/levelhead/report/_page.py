@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
+from collections.abc import Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -16,7 +19,15 @@ _POLICY = (
 
 
 def page(
-    title: str, body: str, data: Any, script: str, style: str = "", *, plotly: bool = True
+    title: str,
+    body: str,
+    data: Any,
+    script: str,
+    style: str = "",
+    *,
+    plotly: bool = True,
+    packed: Mapping[str, str] | None = None,
+    served: bool = False,
 ) -> str:
     """A whole page: light and dark, for laptops and phones, with plotly.js inside.
 
@@ -32,15 +43,23 @@ def page(
     script: JavaScript that fills the body; assets/base.js has what it may use, as LH
     style:  CSS after that of assets/base.css
     plotly: a page that draws by itself is smaller by 4 MB without it
+    packed: what is large, by name, as `pack` compresses it; LH.unpack(name) promises its bytes
+    served: it may ask the server that it came from
     """
+    blocks = "".join(
+        f'<script type="text/plain" id="{name}">{content}</script>\n'
+        for name, content in (packed or {}).items()
+    )
     charts = f"<script>{_plotly()}</script>\n" if plotly else ""
+    policy = f"{_POLICY}; connect-src 'self'" if served else _POLICY
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
 {asset("base.css")}{style}</style>
@@ -51,7 +70,7 @@ def page(
 {body}
 </div>
 <script type="application/json" id="data">{embed(data)}</script>
-<script>
+{blocks}<script>
 {asset("base.js")}</script>
 <script>
 {script}</script>
@@ -78,3 +97,9 @@ def _plotly() -> str:
 
     source: str = get_plotlyjs()
     return source.replace("</script", "<\\/script")
+
+
+@cache
+def packed_plotly() -> str:
+    """plotly.js at a third of its size, for a page that unpacks it: base64 of gzip."""
+    return base64.b64encode(gzip.compress(_plotly().encode(), mtime=0)).decode()

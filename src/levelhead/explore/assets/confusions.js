@@ -80,8 +80,8 @@
   // ---- dividing by d_k
   const root = bars("divisor-root", "Weights with 1/√d_k", 0.5), whole = bars("divisor-dk", "Weights with 1/d_k", 0.5);
   const buffer = new Float64Array(16);
-  onInput(["divisor"], () => {
-    const dk = number("divisor"), factors = [dk ** -0.5, 1 / dk];
+  onInput(["divisor-by"], () => {
+    const dk = number("divisor-by"), factors = [dk ** -0.5, 1 / dk];
     say("divisor-value", String(dk));
     root(softmax(pairs.sums[dk - 1], factors[0], 0, 16, buffer), "var(--sqrt_dk)");
     whole(softmax(pairs.sums[dk - 1], factors[1], 0, 16, buffer), "var(--dk)");

@@ -149,13 +149,7 @@ const X = (() => {
 
   // ---------------------------------------------------------------- pictures
 
-  const SVG = "http://www.w3.org/2000/svg";
-  function s(tag, attributes = {}, ...children) {
-    const node = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    node.append(...children);
-    return node;
-  }
+  const { s, onTheme } = Paint;
 
   const CLEAR = 1e-9;
   function scaled({ min, max, log }, from, to) {
@@ -239,36 +233,9 @@ const X = (() => {
     };
   }
 
-  // Colours for canvases; those of SVG follow the theme by themselves.
-  const themes = [];
-  let palette = {};
-  function readColours() {
-    const rgb = (name) => {
-      const hex = LH.colour(name);
-      return [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-    };
-    palette = Object.fromEntries(["card", "warm", "cool", "heat-0", "heat-1", "heat-2", "heat-3"].map((n) => [n, rgb(n)]));
-  }
-  readColours();
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    readColours();
-    themes.forEach((draw) => draw());
-  });
-  const onTheme = (draw) => themes.push(draw);
-
   // A matrix as coloured cells: warm above 0, cool below. `most` has the full colour.
-  function paint(canvas, rows, columns, value, most, bend = 1) {
-    if (canvas.width !== columns) canvas.width = columns;
-    if (canvas.height !== rows) canvas.height = rows;
-    const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
-    const { card, warm, cool } = palette;
-    for (let i = 0, at = 0; i < rows * columns; i++) {
-      const v = value(i), share = Math.min(1, Math.abs(v) / most) ** bend, end = v < 0 ? cool : warm;
-      for (let c = 0; c < 3; c++) image.data[at++] = card[c] + (end[c] - card[c]) * share;
-      image.data[at++] = 255;
-    }
-    context.putImageData(image, 0, 0);
-  }
+  const paint = (canvas, rows, columns, value, most, bend) =>
+    Paint.matrix(canvas, rows, columns, Paint.diverging(value, most, bend));
 
   return {
     RULES, NAMES, ROWS, KEYS, MOST, PAIRS, scale, normals, matrix, pairs, softmax, sharpness,

@@ -76,7 +76,7 @@
   }
   const draws = Object.fromEntries(KINDS.map((kind) => [kind, bars(`${kind}-bars`, `Weights of one query: ${kind}`)]));
 
-  const slider = by("growth");
+  const slider = by("longer");
   function update() {
     const growth = 2 ** Number(slider.value), found = at(growth);
     say("growth-value", shown(growth, 2));

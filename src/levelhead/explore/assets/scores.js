@@ -120,7 +120,7 @@
   }
   gradientLines.drag((d) => setDk(Math.round(d)));
 
-  const canvas = by("jacobian");
+  const canvas = by("jacobian-cells");
   let weights = new Float64Array(state.keys);
   function drawJacobian() {
     const n = weights.length;

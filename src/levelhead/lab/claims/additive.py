@@ -36,6 +36,14 @@ With vectors {growth} times as long, the largest additive score is {additive_max
 tanh and {memory_additive:.0f} MiB at once, where the dot product needs {memory_dot:.1f} MiB; block
 by block, it needs {memory_blocks:.0f} MiB.
 """
+KEY = {
+    "largest additive score, vectors {growth} times as long": "{additive_max:.1f±}",
+    "largest dot product, likewise": "{dot_max:,.0f}",
+    "top weight, hidden layer of {wide}, v of variance 1": "{raw_top:.2f±}",
+    "top weight with v divided by √{wide}": "{fair_top:.2f±}",
+    "memory for {length} queries and keys, additive": "{memory_additive:.0f} MiB",
+    "memory, dot product": "{memory_dot:.1f} MiB",
+}
 CLOCK = """
 At {longest} queries and keys, additive attention took {slow_ms:.0f} ms, the dot product in NumPy
 {fast_ms:.1f} ms and the engine {engine_ms:.2f} ms: it took {slower:.0f} and {slower_engine:.0f}
@@ -247,13 +255,14 @@ def verdict(runs: Runs) -> tuple[str, str]:
     slow = found["slower_alone"] > SLOWER
     unscaled = found["raw_top"] < 2 * found["fair_top"]
     why = (
-        f"the scores {'keep' if found['bound_kept'] else 'break'} their bound of "
-        f"{found['bound']:.0f} (the dot product reaches {found['dot_max']:,.0f}); additive "
-        f"attention is {'slower' if slow else 'not clearly slower'} (timings.json says by how "
-        f"much) and takes {found['memory_additive'] / found['memory_dot']:.0f} times the memory; "
-        f"with a hidden layer of {found['wide']} the top weight is {found['raw_top']:.2f} without "
-        f"a scale in v and {found['fair_top']:.2f} with one: it needs "
-        f"{'none' if unscaled else 'a scale, too'}."
+        f"{'bounded' if found['bound_kept'] else 'not bounded'} by {found['bound']:.0f} and "
+        f"{'slower' if slow else 'not clearly slower'}, {'and' if unscaled else 'but'} without a "
+        f"scale in v the top weight is {found['raw_top']:.2f}, with one {found['fair_top']:.2f}. "
+        f"That is with a hidden layer of {found['wide']}: it needs "
+        f"{'no scale' if unscaled else 'a scale, too'}. The dot product reaches "
+        f"{found['dot_max']:,.0f}; additive attention takes "
+        f"{found['memory_additive'] / found['memory_dot']:.0f} times its memory, and timings.json "
+        f"says how much slower it is."
     )
     parts = (found["bound_kept"], slow, unscaled)
     return ("holds" if all(parts) else "holds partly" if any(parts) else "does not hold"), why

@@ -40,6 +40,12 @@ agreement is {agree_uneven:.0%}, and the top key is the same in {same_uneven:.0%
 cosine also gives something up: no key can be loud for every query, and no row can be sharper than
 the temperature allows, so models that use it learn the temperature (claim 15 trains QK-norm).
 """
+KEY = {
+    "weight on the same keys at initialisation, d_k = 64": "{agree_64:.1%±}",
+    "at initialisation, d_k = {largest}": "{agree_big:.1%±}",
+    "with vectors {growth} times as long": "{agree_grown:.0%}",
+    "with keys of random length": "{agree_uneven:.0%}",
+}
 SHOW = ("at_start", "grown")
 SECONDS = {"tiny": 0.05, "quick": 0.15, "full": 0.8}
 
@@ -109,15 +115,16 @@ def verdict(runs: Runs) -> tuple[str, str]:
     found = numbers(runs)
     near, grown = found["agree_64"], found["agree_grown"]
     why = (
-        f"at initialisation the two place {near:.0%} of the weight on the same keys (d_k = 64; "
-        f"{found['agree_big']:.0%} at {found['largest']}); with vectors {found['growth']} times as "
-        f"long, {grown:.0%}; with keys of random length, {found['agree_uneven']:.0%}"
+        f"they place {near:.0%} of the weight on the same keys at initialisation, and {grown:.0%} "
+        f"with vectors {found['growth']} times as long. That is at d_k = 64; at "
+        f"{found['largest']} it is {found['agree_big']:.0%} at initialisation. With keys of random "
+        f"length it is {found['agree_uneven']:.0%}."
     )
     if near < NEAR:
-        return "does not hold", f"{why}."
+        return "does not hold", why
     if grown < FAR:
-        return "holds partly", f"{why}. √d_k stands only for the length at initialisation."
-    return "holds", f"{why}."
+        return "holds partly", f"{why} √d_k stands only for the length at initialisation."
+    return "holds", why
 
 
 def plot(runs: Runs) -> list[Spec]:

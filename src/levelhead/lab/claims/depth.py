@@ -44,6 +44,12 @@ grow layer by layer, and scaled attention ends at an entropy of {residual_entrop
 the positions of the full block stay at {alike_none:.2f}, and the price is the range of the
 gradients. All this is at initialisation; training changes it.
 """
+KEY = {
+    "entropy ratio in layer {depth}, 1/√d_k": "{entropy_root:.2f±}",
+    "entropy ratio in layer {depth}, no scale": "{entropy_none:.2f±}",
+    "largest over smallest gradient of a layer, 1/√d_k": "{range_root:,.0f}",
+    "largest over smallest gradient of a layer, no scale": "{range_none:,.0f}",
+}
 NEEDS = ("torch",)
 SHOW = ("last_layer",)
 SECONDS = {"tiny": 0.2, "quick": 0.6, "full": 4.5}
@@ -129,11 +135,15 @@ def verdict(runs: Runs) -> tuple[str, str]:
     scaled, unscaled = (_sound(last, rule) for rule in ("sqrt_dk", "none"))
     total = len(set(last["stack"][0]))
     mine, theirs = (sum(map(len, met.values())) for met in (scaled, unscaled))
-    why = "; ".join(
+    demands = total * len(scaled)
+    why = (
+        f"scaled stacks meet {mine} of {demands} demands (not one-hot, not flat, gradients kept), "
+        f"unscaled ones {theirs}. By demand: "
+    ) + "; ".join(
         f"{demand}: {len(met)} of {total} stacks scaled, {len(unscaled[demand])} unscaled"
         for demand, met in scaled.items()
     )
-    if mine == total * len(scaled):
+    if mine == demands:
         return "holds", f"{why}."
     if mine > theirs:
         return "holds partly", f"{why}. The scale helps, but it is not enough on its own."

@@ -35,6 +35,14 @@ d_k = 64 and {aligned_root_512:.1f} at 512; with 1/d_k it is {aligned_dk_64:.2f}
 {aligned_dk_512:.2f}. So there is a reason to use 1/d_k, with larger initial weights, if trained
 models of different widths are to behave alike.
 """
+KEY = {
+    "variance with 1/√d_k": "{root_low:.3f} to {root_high:.3f}",
+    "variance with 1/d_k at d_k = 64": "{dk_64:.4f±}",
+    "variance with 1/d_k at d_k = 512": "{dk_512:.5f±}",
+    "share of the keys attended to with 1/√d_k, d_k = 512": "{root_keys:.0%}",
+    "share of the keys with 1/d_k": "{dk_keys:.0%}",
+    "share of the keys without a scale": "{none_keys:.1%}",
+}
 SHOW = ("scales", "aligned")
 SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 1.5}
 
@@ -98,14 +106,12 @@ def verdict(runs: Runs) -> tuple[str, str]:
     ones = np.abs(root - 1) <= TOLERANCE
     crushed = np.abs(whole - 1) <= TOLERANCE
     why = (
-        f"with 1/√d_k the variance is {root.min():.3f} to {root.max():.3f} for d_k from 1 to 512; "
-        f"with 1/d_k it is 1/d_k times {whole.min():.3f} to {whole.max():.3f}"
+        f"with 1/√d_k the variance is {root.min():.3f} to {root.max():.3f}; with 1/d_k it is 1/d_k "
+        f"times {whole.min():.3f} to {whole.max():.3f}. That is for d_k from 1 to 512."
     )
     if ones.all() and crushed.all():
-        return "holds", f"{why}. Keys that are aligned with their query are another matter."
-    if ones.all() or crushed.all():
-        return "holds partly", f"{why}."
-    return "does not hold", f"{why}."
+        return "holds", f"{why} Keys that are aligned with their query are another matter."
+    return ("holds partly" if ones.all() or crushed.all() else "does not hold"), why
 
 
 def plot(runs: Runs) -> list[Spec]:

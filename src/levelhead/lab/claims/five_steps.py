@@ -39,6 +39,13 @@ implementation creates, and a fused one, like this engine, does not even create 
 division keeps the order of the scores but changes the weights: the largest is {top_raw:.2f±} on
 average without it and {top_scaled:.2f±} with it. Changing them is its whole purpose.
 """
+KEY = {
+    "engine against the five steps, largest difference": "{engine:.0e}",
+    "eight heads, largest difference": "{heads:.0e}",
+    "rows whose order the division keeps": "{same_order:.0%}",
+    "top weight, undivided": "{top_raw:.2f±}",
+    "top weight, divided by √d_k": "{top_scaled:.2f±}",
+}
 SHOW = ("steps", "checks")
 SECONDS = {"tiny": 0.05, "quick": 0.05, "full": 0.1}
 SEEDS = {"full": 20}
@@ -162,9 +169,11 @@ def verdict(runs: Runs) -> tuple[str, str]:
         for wanted in (True, False)
     )
     if not failed:
-        return "holds", f"{', '.join(passed)}."
-    why = f"failed: {', '.join(failed)}" + (f" (got {wrong})" if wrong else "")
-    return ("holds partly" if passed else "does not hold"), why + "."
+        why = f"all {len(checks)} checks pass; the engine matches the five steps within"
+        return "holds", f"{why} {found['engine']:.0e}. Checked: {', '.join(passed)}."
+    why = f"{len(failed)} of {len(checks)} checks fail. Not so: {', '.join(failed)}"
+    got = f" (got {wrong})" if wrong else ""
+    return ("holds partly" if passed else "does not hold"), f"{why}{got}."
 
 
 def plot(runs: Runs) -> list[Spec]:

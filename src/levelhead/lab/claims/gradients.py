@@ -50,6 +50,13 @@ less than a millionth of W_v's gradient in {dead_none:.0%} of the layers ({dead_
 scale), while in the first layer its gradient is {first_residual:.0e} times as large. All this is
 at initialisation; claims 9 and 15 are about training.
 """
+KEY = {
+    "median query's gradient, unscaled over scaled, d_k = 64": "{median_64:.1f}",
+    "median query's gradient at d_k = {largest}": "{median_big:.0e}",
+    "over all queries at d_k = {largest}": "{rms_big:.1f±}",
+    "queries that get next to nothing at d_k = {largest}": "{starved_big:.0%}",
+    "W_q, first of {deepest} layers, pre-norm and MLP": "{first_mlp:.1e} times",
+}
 NEEDS = ("torch",)
 SHOW = ("one_layer", "stacks")
 SECONDS = {"tiny": 0.3, "quick": 1.0, "full": 12.0}
@@ -169,17 +176,18 @@ def verdict(runs: Runs) -> tuple[str, str]:
     if fades.all() and not grows.any():
         return "holds", f"the median query keeps at most {median.max():.0e} of its gradient."
     explodes = (
-        f"in stacks the gradient of W_q in the first layer is {first.min():.0f} to "
+        f"In stacks the gradient of W_q in the first layer is {first.min():.0f} to "
         f"{first.max():.1e} times as large"
     )
     if not fades.any():
-        return "does not hold", f"unscaled, the median query's vanishes at no d_k: {explodes}."
+        least = f"is at least {median.min():.1f} times the scaled one at every d_k"
+        return "does not hold", f"unscaled, the median query's gradient {least}. {explodes}."
     widths = ", ".join(f"{d_k:.0f}" for d_k in one["d_k"][0][fades])
     sentence = (
-        f"unscaled, the median query's gradient vanishes at d_k = {widths} (to {median.min():.0e} "
-        f"of the scaled one), but at 64 it is {found['median_64']:.1f} times as large"
+        f"at d_k = {one['d_k'][0][median.argmin()]:.0f} the median query's gradient is "
+        f"{median.min():.0e} of the scaled one, but at 64 it is {found['median_64']:.1f} times it"
     )
-    return "holds partly", f"{sentence}; {explodes}."
+    return "holds partly", f"{sentence}. It vanishes at d_k = {widths}. {explodes}."
 
 
 def plot(runs: Runs) -> list[Spec]:

@@ -56,6 +56,13 @@ the scores themselves grow (largest: {capped:.0f}). With the best remedy, {remed
 at {remedied:.2f±} at a rate of {hot:g}; without any, at its best rate, at {best:.2f±}. Which
 remedy is best depends on their limits, which were not tuned.
 """
+KEY = {
+    "standard deviation at the start": "{start:.2f±}",
+    "at the end, by rate": "{stds}",
+    "largest score, by rate": "{largest}",
+    "saturated rows at a rate of {hot}, at the start": "{saturated_start:.0%}",
+    "saturated rows at a rate of {hot}, at the end": "{saturated_end:.0%}",
+}
 NEEDS = ("torch",)
 SHOW = ("rates", "remedies", "widths")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
@@ -194,8 +201,12 @@ def verdict(runs: Runs) -> tuple[str, str]:
     growth = (rates["last_score_std"] / rates["first_score_std"]).mean(axis=0)
     largest = rates["last_score_max"].mean(axis=0)
     grown, rising = growth > GROWN, bool((np.diff(growth) > 0).all())
-    why = "the standard deviation of the scaled scores grows by a factor of " + ", ".join(
-        f"{times:,.1f} at a rate of {rate:g} (largest score {most:,.0f})"
+    low, high = rates["rate"][0][[growth.argmin(), growth.argmax()]]
+    why = (
+        f"the scores' standard deviation grows {growth.min():,.1f} times (rate {low:g}) to "
+        f"{growth.max():,.0f} times (rate {high:g}). By rate: "
+    ) + ", ".join(
+        f"{times:,.1f} times at {rate:g} (largest score {most:,.0f})"
         for times, rate, most in zip(growth, rates["rate"][0], largest, strict=True)
     )
     why += "." if rising else "; but not always more at a higher rate."

@@ -35,6 +35,12 @@ weight over {keys_wrong:.1%} of its keys with 1/√d and over {keys_right:.0%} w
 factor is fixed, so training can make up for it by growing W_q or W_k; claim 9 measures what that
 costs. With a single head the two rules are the same.
 """
+KEY = {
+    "standard deviation with 1/√d_k, d = 512, 8 heads": "{right_512:.3f±}",
+    "with 1/√d, d = 512, 8 heads": "{wrong_512:.3f±}",
+    "with 1/√d_k, d = 12288, 96 heads": "{right_gpt3:.3f±}",
+    "with 1/√d, d = 12288, 96 heads": "{wrong_gpt3:.3f±}",
+}
 SHOW = ("models",)
 SECONDS = {"tiny": 0.4, "quick": 0.5, "full": 1.0}
 
@@ -113,9 +119,9 @@ def verdict(runs: Runs) -> tuple[str, str]:
     deviations = (right, wrong, np.sqrt(head), np.sqrt(split))
     parts = [bool((np.abs(x - 1) <= TOLERANCE).all()) for x in deviations]
     why = (
-        f"with 1/√d_k the standard deviation is {right.min():.3f} to {right.max():.3f} in "
-        f"{len(right)} models, with 1/√d it is {wrong.min():.3f} to {wrong.max():.3f} times "
-        f"1/√heads; unscaled, the variance is {min(head.min(), split.min()):.3f} to "
+        f"the standard deviation is {right.min():.3f} to {right.max():.3f} with 1/√d_k, and "
+        f"1/√heads times {wrong.min():.3f} to {wrong.max():.3f} with 1/√d. That is so in "
+        f"{len(right)} models; unscaled, the variance is {min(head.min(), split.min()):.3f} to "
         f"{max(head.max(), split.max()):.3f} times d_k, however wide the model."
     )
     return ("holds" if all(parts) else "holds partly" if any(parts) else "does not hold"), why

@@ -50,6 +50,13 @@ off by a factor of {wrong:.1f} from what independent entries would give: the ass
 holds. Even so, {calm:.0%} of the trained heads have a standard deviation between 0.5 and 2. The
 model has found a scale of its own.
 """
+KEY = {
+    "initialisations of variance 1": "{right} of {schemes}",
+    "variance of scaled scores, square Xavier": "{xavier_scores:.2f±}",
+    "variance of scaled scores, nn.MultiheadAttention": "{packed_scores:.2f±}",
+    "variance of scaled scores, Kaiming for ReLU": "{kaiming_scores:.2f±}",
+    "standard deviation in trained heads": "{trained_low:.2f} to {trained_high:.2f}",
+}
 NEEDS = ("demo",)
 SHOW = ("schemes",)
 SEEDS = {"full": 5}
@@ -221,9 +228,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
         **{name: int(figures[name][0]) for name in ("trained_heads", "texts", "d_k")},
         **{"schemes": len(names), "right": sum(right), "small_starts": int((others < 1).sum())},
         "good": "; ".join(name for name, near in zip(names, right, strict=True) if near) or "none",
-        "others": f"; with the others it is {others.min():.0e} to {others.max():.1f}"
-        if others.size
-        else "",
+        "others": f"; the others {others.min():.0e} to {others.max():.1f}" if others.size else "",
         "embedding_scores": at(schemes, "score_variance", words="0.02 embedding"),
         "fresh": Spread(heads["score_std"][:, ~trained].mean(axis=1)),
         "trained": Spread(heads["score_std"][:, trained].mean(axis=1)),
@@ -247,8 +252,8 @@ def verdict(runs: Runs) -> tuple[str, str]:
     found, (_, right) = numbers(runs), _schemes(runs)
     why = (
         f"{sum(right)} of {len(right)} initialisations give scaled scores of variance 1 within "
-        f"{found['tolerance']:.0%} ({found['good']}){found['others']}. Trained heads have standard "
-        f"deviations from {found['trained_low']:.2f} to {found['trained_high']:.2f}."
+        f"{found['tolerance']:.0%}{found['others']}. Right: {found['good']}. Trained heads have "
+        f"standard deviations from {found['trained_low']:.2f} to {found['trained_high']:.2f}."
     )
     return ("holds" if all(right) else "holds partly" if any(right) else "does not hold"), why
 

@@ -41,6 +41,13 @@ much as scaled ones, and at d_k = 4096 still {late:.1f} times as much, over all 
 it unevenly: at 4096 next to nothing gets through the median row, and a few rows, with a tie at the
 top, carry the rest.
 """
+KEY = {
+    "largest error of the formula": "{formula:.0e}",
+    "norm with two keys, gap 0": "{norm_0:.2f}",
+    "norm with two keys, gap 10": "{norm_10:.0e}",
+    "gradient through the median row, standard deviation 1": "{median_1:.2%}",
+    "gradient through the median row, standard deviation 64": "{median_64:.0e}",
+}
 SHOW = ("two_keys", "rows")
 SECONDS = {"tiny": 0.4, "quick": 0.6, "full": 2.5}
 
@@ -149,10 +156,10 @@ def verdict(runs: Runs) -> tuple[str, str]:
     vanishes = found["norm_10"] <= 1e-3 * found["norm_0"]
     starved = found["median_64"] <= 0.01 * found["through_1"]
     why = (
-        f"the formula and the differences agree to {found['formula']:.0e}; with two keys the norm "
-        f"falls by a factor of {found['norm_0'] / found['norm_10']:,.0f} up to a gap of 10; in "
-        f"rows of {found['many']} keys the median row passes {found['median_64']:.0e} at a "
-        f"standard deviation of 64, against {found['through_1']:.1e} at 1; a flat row passes "
+        f"the formula is right to {found['formula']:.0e}, and a lead of 10 over one other key "
+        f"divides the norm by {found['norm_0'] / found['norm_10']:,.0f}. In rows of "
+        f"{found['many']} keys the median row passes {found['median_64']:.0e} at a standard "
+        f"deviation of 64, against {found['through_1']:.1e} at 1; a flat row passes "
         f"{found['through_flat']:.1e}."
     )
     parts = (formula, vanishes, starved)

@@ -44,6 +44,14 @@ small weights are lost: {lost_none:.0%} of the unscaled ones are exactly 0 in fl
 {lost_root:.1%} of the scaled ones; but they were small. The engine computes 16-bit inputs in
 float32: {engine:.0%} of its rows were not finite.
 """
+KEY = {
+    "unscaled rows lost, float32, d_k = 64": "{single_64:.0%}",
+    "unscaled rows lost, float32, d_k = {largest}": "{single_big:.0%}",
+    "scaled rows lost, any format": "{scaled_worst:.0%}",
+    "rows lost with the maximum subtracted": "{shifted_worst:.0%}",
+    "weight moved by storing scores in bfloat16, unscaled, d_k = 1024": "{bfloat16_none:.1%}",
+    "weight moved, with 1/√d_k": "{bfloat16_root:.2%}",
+}
 SHOW = ("naive", "grown")
 SECONDS = {"tiny": 0.1, "quick": 0.6, "full": 1.5}
 
@@ -177,16 +185,17 @@ def verdict(runs: Runs) -> tuple[str, str]:
     found, naive = numbers(runs), stack(runs)["naive"]
     raw = naive["not_finite"][:, naive["scale"][0] == "none"].max()
     why = (
-        f"with the plain formula, up to {raw:.0%} of the unscaled rows overflow (float32: "
-        f"{found['single_64']:.0%} at d_k = 64, {found['single_big']:.0%} at {found['largest']}) "
-        f"and {found['scaled_worst']:.0%} of the scaled ones; with the maximum subtracted, as "
-        f"libraries do, {found['shifted_worst']:.0%}"
+        f"by the plain formula up to {raw:.0%} of the unscaled rows overflow, with the maximum "
+        f"subtracted {found['shifted_worst']:.0%}. In float32 the plain formula loses "
+        f"{found['single_64']:.0%} at d_k = 64 and {found['single_big']:.0%} at "
+        f"{found['largest']}, and {found['scaled_worst']:.0%} of the scaled rows."
     )
     if raw == 0:
-        return "does not hold", f"{why}."
+        return "does not hold", why
     if found["shifted_worst"] > 0:
-        return "holds", f"{why}: subtracting the maximum does not save it."
-    return "holds partly", f"{why}. What remains is the range and precision of 16 bits."
+        return "holds", f"{why} Subtracting the maximum, as libraries do, does not save it."
+    remains = "What remains is the range and precision of 16 bits."
+    return "holds partly", f"{why} Libraries subtract the maximum. {remains}"
 
 
 def plot(runs: Runs) -> list[Spec]:

@@ -68,6 +68,13 @@ last word for other reasons. Changing the scale of a trained model shows how muc
 rely on it, not that it needed that one: the cosine is {cosine_dk:.2f±} with 1/d_k and
 {cosine_sqrt_dmodel:.2f±} with 1/√d_model.
 """
+KEY = {
+    "heads that pick the right noun in every pair": "{outright} of {heads}",
+    "heads that lean towards it in every pair": "{always}",
+    "heads that lean away from it in every pair": "{never}",
+    "tokens attended to with 1/√d_k": "{keys_sqrt_dk:.1f±}",
+    "tokens attended to without a scale": "{keys_none:.1f±}",
+}
 NEEDS = ("demo",)
 SHOW = ("scales", "most")
 SEEDS = {"tiny": 2, "quick": 5, "full": 8}
@@ -269,10 +276,11 @@ def verdict(runs: Runs) -> tuple[str, str]:
     """
     found = numbers(runs)
     why = (
-        f"when the last word decides what “it” is, {found['outright']} of {found['heads']} heads "
-        f"pick the right noun outright in all {found['seeds']} pairs (chance: "
-        f"{found['outright_chance']:.2g}); {found['always']} lean towards it in every pair "
-        f"and {found['never']} away from it (chance: at most {found['always_chance']:.2g} each)."
+        f"{found['outright']} of {found['heads']} heads pick the right noun in all "
+        f"{found['seeds']} pairs of sentences; {found['always']} lean towards it and "
+        f"{found['never']} away from it. The last word of a sentence decides what “it” is. By "
+        f"chance {found['outright_chance']:.2g} heads would pick it in every pair, and at most "
+        f"{found['always_chance']:.2g} would lean towards it in every pair, or away from it."
     )
     if found["outright"] > found["outright_chance"]:
         return "holds", why

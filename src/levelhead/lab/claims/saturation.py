@@ -39,6 +39,13 @@ keys. And a gap says nothing without the number of keys: a lead of 4 gives a wei
 against one other key, {gap_10:.2f} among 10, {gap_100:.2f} among 100 and {gap_1000:.2f} among
 1000. Long rows need a larger lead, by ln n, to attend to anything at all.
 """
+KEY = {
+    "top weight of {most} keys, unscaled, d_k = 64": "{raw_64:.2f±}",
+    "top weight of {most} keys, unscaled, d_k = {largest}": "{raw_big:.2f±}",
+    "top weight of {most} keys with 1/√d_k, d_k = {largest}": "{root_big:.3f±}",
+    "weight of a lead of 4 over one key": "{gap_2:.2f}",
+    "weight of a lead of 4 among 1000 keys": "{gap_1000:.2f}",
+}
 SHOW = ("softmax", "gaps")
 SECONDS = {"tiny": 0.1, "quick": 0.3, "full": 2.0}
 
@@ -130,18 +137,19 @@ def verdict(runs: Runs) -> tuple[str, str]:
     large = d_k == d_k.max()
     raw = softmax["top_weight"].mean(axis=0)[(rule == "none") & large].min()
     share = (softmax["effective_keys"].mean(axis=0) / keys)[rule == "sqrt_dk"].min()
-    why = (
-        f"at d_k = {found['largest']} the top weight is at least {raw:.2f} unscaled; scaled, a row "
-        f"always attends to at least {share:.0%} of its keys; [25, 2, −3] leaves "
-        f"{found['rest']:.0e} for the other two. A gap of 4 gives {found['gap_2']:.2f} against one "
-        f"other key, but {found['gap_1000']:.2f} among 1000."
+    top = f"at d_k = {found['largest']} the top weight is at least {raw:.2f}"
+    spread = f"scaled, a row attends to at least {share:.0%} of its keys"
+    rest = (
+        f"[25, 2, −3] leaves {found['rest']:.0e} for the other two. A gap of 4 gives "
+        f"{found['gap_2']:.2f} against one other key and {found['gap_1000']:.2f} among 1000."
     )
     if raw < ONE_HOT or share < SPREAD or found["rest"] > 1e-3:
         sound = raw >= ONE_HOT or share >= SPREAD
-        return ("holds partly" if sound else "does not hold"), why
+        return ("holds partly" if sound else "does not hold"), f"{top}; {spread}. Also, {rest}"
     if found["gap_2"] < ONE_SIDED or found["gap_1000"] < ONE_SIDED:
-        return "holds partly", why
-    return "holds", why
+        limit = f"but a lead of 4 among 1000 keys gets only {found['gap_1000']:.2f}"
+        return "holds partly", f"{top}, {limit}. And {spread}; {rest}"
+    return "holds", f"{top}; {spread}. Also, {rest}"
 
 
 def plot(runs: Runs) -> list[Spec]:

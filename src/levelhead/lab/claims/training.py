@@ -55,6 +55,13 @@ first picture, the loss ends at {wide_root:.2f±} with 1/√d_k, at {wide_none:.
 and at {wide_dk:.2f±} with 1/d_k. Models this small with budgets this short show which is ahead,
 not which would win in the end.
 """
+KEY = {
+    "loss on answers with 1/√d_k, d_k = {largest}, best rate": "{best_root_large:.2f±}",
+    "without a scale": "{best_none_large:.2f±}",
+    "with 1/d_k": "{best_dk_large:.2f±}",
+    "guessing": "{guessing:.2f}",
+    "unscaled runs that broke down": "{broke} of {runs}",
+}
 NEEDS = ("torch",)
 SHOW = ("grid", "shelter", "depths", "few_stories")
 SEEDS = {"tiny": 2, "quick": 3, "full": 3}
@@ -276,10 +283,11 @@ def verdict(runs: Runs) -> tuple[str, str]:
     hidden = found["shelters"].partition(". ")[0]
     worse = gap_none - gap_root > BEHIND and found["unseen_none"] > found["unseen_root"]
     why = (
-        "each at its best learning rate, the unscaled model's loss on answers is higher by "
-        + ", ".join(f"{lag:.2f} at d_k = {d_k}" for d_k, lag in lags.items())
-        + f" (guessing costs {GUESSING:.2f}); {found['broke']} of {found['runs']} unscaled runs "
-        f"broke down. From the {found['stories']} training stories to new ones the "
+        f"at their best rates the unscaled loss is higher by {min(lags.values()):.2f} to "
+        f"{max(lags.values()):.2f}, depending on d_k (guessing costs {GUESSING:.2f}). By d_k: "
+        + ", ".join(f"{lag:.2f} at {d_k}" for d_k, lag in lags.items())
+        + f"; {found['broke']} of {found['runs']} unscaled runs broke down. From the "
+        f"{found['stories']} training stories to new ones the "
         f"loss rises by {gap_none:.2f} unscaled and by {gap_root:.2f} scaled. Other weights, norms "
         f"or rates make up for the scale {hidden[0].lower()}{hidden[1:]}."
     )

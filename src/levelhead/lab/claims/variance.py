@@ -36,6 +36,13 @@ for that pair is {aligned:.2f} times d_k, and the mean is {aligned_mean:.0f}, wh
 shows. Entries of mean 1 give {shifted:.2f} times d_k, entries of variance 4 give {wide:.1f} times.
 Trained queries and keys meet few of these assumptions: claim 14 measures them.
 """
+KEY = {
+    "variance / d_k at d_k = 1": "{at_1:.3f±}",
+    "variance / d_k at d_k = 512": "{at_512:.3f±}",
+    "at 512, entries correlated by 0.3": "{correlated:.1f±}",
+    "at 512, entries of mean 1": "{shifted:.2f±}",
+    "at 512, entries of variance 4": "{wide:.1f±}",
+}
 SHOW = ("independent", "premises")
 SECONDS = {"tiny": 0.1, "quick": 0.4, "full": 1.5}
 
@@ -119,8 +126,8 @@ def verdict(runs: Runs) -> tuple[str, str]:
     found, ratios = numbers(runs), stack(runs)["independent"]["over_d_k"].mean(axis=0)
     near = np.abs(ratios - 1) <= TOLERANCE
     why = (
-        f"variance / d_k lies between {ratios.min():.3f} and {ratios.max():.3f} for d_k from 1 to "
-        "512 and three distributions"
+        f"variance / d_k is {ratios.min():.3f} to {ratios.max():.3f} for d_k from 1 to 512 and "
+        "three distributions"
     )
     if near.all():
         return "holds", f"{why}. It needs independent entries: correlated ones break it."

@@ -1,238 +1,337 @@
 "use strict";
+// The page: what is chosen, the address that names it, and the parts that show it. At the scale as
+// trained everything is in the data; what Python has judged at other scales, and the scores, follow
+// when they are unpacked.
 (() => {
-  const { data, el, fill, escape, number, plot, choice, select } = LH;
-  const { layers, pictures, scales } = data; // scales: [{rule, label, level, ...}], "used" first
-  const rules = scales.map((scale) => scale.rule);
-  const scaleOf = (rule) => scales.find((scale) => scale.rule === rule);
-  const share = (part) => (part == null ? "–" : `${Math.round(100 * part)}%`);
-  const state = { ...data.worst, text: 0, rule: "used", view: "weights" };
+  const { data, el, fill, number, select } = LH;
+  const { layers, texts, marks, fields } = data;
+  const { percent, value } = HeadMap;
+  const by = (id) => document.getElementById(id);
+  const trained = {
+    factor: 1, headline: data.headline, sentence: data.scales[0].sentence, list: data.list,
+    heads: layers.map((layer) => layer.heads),
+  };
+  let judged = [trained];
+  const state = { ...data.worst, text: 0, factor: 1 }; // the address names these
+  const view = { colour: "verdict", shown: "weights", only: new Set() };
 
-  // At another scale a verdict only describes: what counts is how far the head has moved.
-  const headsOf = (layer, rule) => (rule === "used" ? layer.heads
-    : layer.scales[rule].heads.map((head) => ({ ...head, level: "info" })));
-  const current = (rule = state.rule) => headsOf(layers[state.layer], rule)[state.head];
-  const levelOf = (head) => (["info", "ok"].includes(head.level) ? "" : ` (${head.level})`);
+  // The scale at which Python judged that is nearest to the slider's.
+  const nearest = () => judged.reduce((best, each) =>
+    (Math.abs(Math.log(each.factor / state.factor)) < Math.abs(Math.log(best.factor / state.factor)) ? each : best));
+  const headsAt = (entry) => entry.heads.map((heads) => heads.map((head, at) => ({ head: at, level: "info", ...head })));
+  const movedOf = (layer, head, entry) => (state.factor === 1 ? 0
+    : (Attention.isReady() ? Attention.moved(layer, head, state.factor) : null) ?? entry.heads[layer][head].weight_moved ?? null);
+  const pictureOf = (text) => data.pictures[state.layer]?.[text];
+  const nameOf = () => `${layers[state.layer].short}, head ${state.head}`;
+  const times = () => `${number(Number(state.factor.toPrecision(3)))} × as trained`;
+  const scaleName = () => marks.find((mark) => mark.factor === state.factor)?.words ?? times();
+
+  // ------------------------------------------------------------ the slider
+
+  const slider = by("scale");
+  const [low, high] = [Math.min(0.056, ...marks.map((mark) => mark.factor)), Math.max(18, ...marks.map((mark) => mark.factor))].map(Math.log2);
+  slider.min = Math.floor(low * 10) / 10;
+  slider.max = Math.ceil(high * 10) / 10;
+  const SNAP = 0.05; // of an octave: a hand does not hit a mark exactly
+
+  function drawScale(entry) {
+    slider.value = Math.log2(state.factor);
+    const scale = layers[state.layer].scale, exact = scale == null ? "" : ` (${number(scale * state.factor)})`;
+    slider.setAttribute("aria-valuetext", `${scaleName()}${exact}`);
+    fill("scale-now", state.factor === 1 ? `as trained${exact}` : `${times()}${exact}`);
+    fill("scale-words", entry.sentence);
+    [...by("marks").children].forEach((button, i) => button.setAttribute("aria-pressed", String(marks[i].factor === state.factor)));
+  }
+
+  function makeScale() {
+    const share = (factor) => (100 * (Math.log2(factor) - slider.min)) / (slider.max - slider.min);
+    fill("marks", marks.map(({ factor, words }) => el("button", {
+      type: "button", style: `left: ${share(factor).toFixed(2)}%`, onclick: () => choose({ factor }),
+    }, words === "none" ? "no scale" : words)));
+    let dragging = false, waiting = 0;
+    slider.oninput = () => {
+      const there = Number(slider.value), near = marks.find((mark) => Math.abs(Math.log2(mark.factor) - there) < SNAP);
+      if (!dragging) write("pushState"); // going back leads to where the drag began
+      dragging = true;
+      state.factor = near ? near.factor : Number((2 ** there).toPrecision(4));
+      clearTimeout(waiting);
+      waiting = setTimeout(() => write("replaceState"), 100); // browsers allow few of these a second
+      drawSoon();
+    };
+    slider.onchange = () => {
+      dragging = false;
+      clearTimeout(waiting);
+      write("replaceState");
+    };
+  }
 
   // ------------------------------------------------------------ the map
 
-  function drawMap() {
-    const rows = layers.map((layer) => ({ name: layer.short, heads: headsOf(layer, state.rule) }));
-    const { headline, sentence } = scaleOf(state.rule), other = state.rule !== "used";
-    HeadMap.draw("map", rows, state, (layer, head) => show({ layer, head }), other ? movedOf : undefined);
-    fill("headline", other ? headline : data.headline);
-    fill("scale-words", other ? `${sentence} In the map: the percentage of each head's weight that moves.` : sentence);
-    HeadMap.legend("legend", new Set(other ? [] : rows.flatMap(({ heads }) => heads.map((head) => head.verdict))));
+  const COLOURS = [["verdict", "verdict"], ["attention", "attention thumbnails"], ["weight_moved", "weight moved"],
+    ...Object.entries(fields).map(([name, { label }]) => [name, label])];
+
+  function cellOf(rows, entry) {
+    if (view.colour === "verdict") {
+      return (head) => ({ ...HeadMap.verdictOf(head), class: `${head.verdict}${!view.only.size || view.only.has(head.verdict) ? "" : " pale"}` });
+    }
+    if (view.colour === "attention") {
+      return (head, layer) => {
+        const picture = data.pictures[layer]?.[state.text], canvas = el("canvas", { "aria-hidden": "true" });
+        const weights = picture && Attention.isReady() && Attention.weights(picture, head.head, state.factor);
+        if (weights) Heat.thumb(canvas, picture, weights);
+        return { class: "thumb", text: weights ? canvas : "–", words: head.verdict };
+      };
+    }
+    const moving = view.colour === "weight_moved";
+    const field = moving ? { share: true, label: "weight moved" } : fields[view.colour];
+    const valueOf = (head, layer) => (moving ? movedOf(layer, head.head, entry) : head[view.colour]);
+    const bend = field.log ? (x) => Math.sign(x) * Math.log1p(Math.abs(x)) : (x) => x;
+    const all = rows.flatMap((row, layer) => row.heads.map((head) => valueOf(head, layer))).filter((x) => x != null);
+    const [least, most] = moving ? [0, 1] : [Math.min(...all), Math.max(...all)];
+    fill("legend", all.length ? [moving ? "0%" : shownOf(field, least), el("span", { class: "ramp" }), moving ? "100%" : shownOf(field, most)] : "no head has it",
+      el("span", { class: "soft" }, moving ? "of each head's weight goes to other keys" : field.meaning));
+    return (head, layer) => {
+      const x = valueOf(head, layer), share = x == null || most === least ? 0 : (bend(x) - bend(least)) / (bend(most) - bend(least));
+      return { class: "tinted", style: `--share: ${share.toFixed(3)}`, words: `${head.verdict}, ${field.label} ${shownOf(field, x)}`,
+        text: x == null ? "–" : field.share ? String(Math.round(100 * x)) : number(Number(x.toPrecision(2))) };
+    };
+  }
+  const shownOf = (field, x) => (field.share ? percent(x) : number(x));
+
+  function drawMap(entry) {
+    const heads = headsAt(entry), rows = layers.map((layer, i) => ({ name: layer.short, heads: heads[i] }));
+    if (view.colour === "verdict") {
+      HeadMap.chips("legend", heads.flat(), view.only, (verdict) => {
+        if (!view.only.delete(verdict)) view.only.add(verdict);
+        draw();
+      });
+    } else if (view.colour === "attention") {
+      fill("legend", el("span", { class: "soft" }, texts[state.text] ? `Each head's weights on: ${texts[state.text].label}` : "no text is drawn"));
+    }
+    HeadMap.draw("map", rows, state, (layer, head) => choose({ layer, head }), cellOf(rows, entry));
   }
 
-  const movedOf = ({ weight_moved: moved }) => ({
-    class: "moved", style: `--share: ${share(moved ?? 0)}`, words: `${share(moved)} of its weight moves`,
-    text: moved == null ? "–" : String(Math.round(100 * moved)),
-  });
-
-  function drawList() {
-    fill("list-title", data.list.title);
-    fill("list", data.list.heads.map(({ layer, head, lead, reason, hint, verdict }) =>
+  function drawList({ list }) {
+    fill("list-title", list.title);
+    fill("list", list.heads.map(({ layer, head, lead, reason, hint, verdict }) =>
       el("li", {}, HeadMap.mark(verdict), el("div", {},
-        el("button", { class: "link", type: "button", onclick: () => {
-          show({ layer, head });
-          document.getElementById("head").scrollIntoView();
-        } }, lead),
-        el("p", {}, `${reason}.`), el("p", { class: "soft" }, `→ ${hint}`)))));
+        el("button", { class: "link", type: "button", onclick: () => choose({ layer, head }) }, lead),
+        el("p", {}, `${reason}.`), hint ? el("p", { class: "soft" }, `→ ${hint}`) : null))));
   }
 
-  // ------------------------------------------------------------ one head's attention
+  // ------------------------------------------------------------ the chosen head
 
-  const pictureOf = (text) => pictures?.layers[state.layer]?.[text];
-  const drawnTexts = () => (pictures?.inputs || []).map((_, text) => text).filter(pictureOf);
-
-  // The weights at a scale: exp(f·score − lse), with the lse of the whole row; null where hidden.
-  function weightsOf(picture, rule) {
-    const head = picture.heads[state.head];
-    if (!head.lse) return rule === "used" ? head.weights : null;
-    const place = ["used", ...Object.keys(layers[state.layer].scales)].indexOf(rule);
-    const factor = factorOf(rule), lse = head.lse[place];
-    return head.scores.map((score, i) => {
-      const row = lse[Math.floor(i / picture.columns)];
-      return score == null || row == null ? null : Math.min(1, Math.exp(factor * score - row)); // rounding
-    });
+  function drawWords(entry) {
+    const head = headsAt(entry)[state.layer][state.head], was = layers[state.layer].heads[state.head], other = entry !== trained;
+    fill("head-title", HeadMap.mark(head.verdict), ` ${nameOf()}: ${other ? head.verdict : was.judged_as}`);
+    const moved = movedOf(state.layer, state.head, entry);
+    fill("facts", [["weight moved", percent(moved), null, "The share of each row's weight that another scale moves to other keys."],
+      ...Object.entries(data.compared).map(([name, label]) =>
+        [label, value(name, head[name]), other ? value(name, was[name]) : null, data.main[name].meaning])]
+      .map(([label, now, before, meaning]) => el("div", { title: meaning }, el("dt", {}, label),
+        el("dd", {}, now, el("small", {}, before == null ? "\u00a0" : `was ${before}`)))));
+    const scale = layers[state.layer].scale;
+    const code = other ? scale && `F.scaled_dot_product_attention(q, k, v, scale=${Number((scale * state.factor).toPrecision(4))})` : was.code;
+    by("card").className = `card ${head.verdict}`;
+    fill("card", [
+      ["What", other ? `it would be ${head.verdict}` : `${head.verdict}: ${data.legend[head.verdict].meaning}`],
+      ["Why", `${head.reason}.`],
+      ["Is it benign?", other ? `It is not what the model learned: ${percent(moved)} of the weight moves.` : was.is_benign],
+      ["What to do", other ? "Nothing: the model does not use this scale. To try it:" : was.to_do],
+    ].flatMap(([term, words]) => [el("dt", {}, term), el("dd", {}, words)]), code ? el("dd", {}, el("code", {}, code)) : null);
+    fill("head-all",
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "statistic"), el("th", { scope: "col", class: "number" }, "as trained"),
+        other ? el("th", { scope: "col", class: "number" }, entry.words) : null)),
+      el("tbody", {}, Object.entries(fields).map(([name, { label, meaning }]) => el("tr", {},
+        el("th", { scope: "row", title: meaning }, label), el("td", { class: "number" }, value(name, was[name])),
+        other ? el("td", { class: "number" }, value(name, head[name])) : null))));
   }
-  const factorOf = (rule) => (rule === "used" ? 1 : layers[state.layer].scales[rule].factor);
-  const scoresOf = (picture, rule) =>
-    picture.heads[state.head].scores.map((score) => (score == null ? null : score * factorOf(rule)));
 
-  function rowsOf(flat, picture) {
-    return Array.from({ length: picture.rows }, (_, row) =>
-      flat.slice(row * picture.columns, (row + 1) * picture.columns));
-  }
-  const names = (tokens, size, shown) =>
-    Array.from({ length: shown }, (_, i) => (tokens.length === size ? tokens[i] : String(i)));
+  const tokensOf = (size, shown) => Array.from({ length: shown }, (_, i) =>
+    (texts[state.text].tokens.length === size ? texts[state.text].tokens[i] : String(i)));
 
-  const TOKEN = 14; // letters of a token on an axis
-  const cut = (token) => (token.length > TOKEN ? `${token.slice(0, TOKEN - 1)}…` : token);
+  // Room for the heat map: what the screen has below its place, so that the head is seen whole.
+  const tall = () => (innerWidth < 1000 ? 0.5 * innerHeight + 60 : Math.max(260, innerHeight - by("heat").getBoundingClientRect().top - scrollY - 96));
 
   function drawHeat() {
     const picture = pictureOf(state.text);
-    const empty = document.getElementById("heat");
-    if (!picture) {
-      Plotly.purge(empty);
-      fill("heat", el("p", { class: "soft" }, data.nopicture));
-      fill("heat-words");
-      return;
+    by("save-heat").hidden = true;
+    fill("heat-words");
+    if (!Attention.isReady()) return;
+    if (!picture) return Heat.none("The attention of this layer was not kept: its input is too long to draw.");
+    const weights = Attention.weights(picture, state.head, state.factor), scores = Attention.scores(picture, state.head, state.factor);
+    if (!weights && view.shown === "weights") {
+      return Heat.none("Not drawn: this layer adds a bias, a cap or a sink between scores and weights. The statistics still count it.");
     }
-    const { label, tokens } = pictures.inputs[state.text];
-    const queries = names(tokens, picture.queries, picture.rows);
-    const keys = names(tokens, picture.keys, picture.columns);
-    const weights = weightsOf(picture, state.rule), scores = scoresOf(picture, state.rule);
-    const shown = state.view === "weights" ? weights : scores;
-    if (!shown) {
-      Plotly.purge(empty);
-      fill("heat", el("p", { class: "soft" },
-        "Not drawn: this layer adds a bias, a cap or a sink between scores and weights. The table below still counts it."));
-      fill("heat-words");
-      return;
-    }
-    if (!empty.classList.contains("js-plotly-plot")) empty.replaceChildren();
-    const z = rowsOf(shown, picture);
-    const hover = rowsOf(shown.map((_, i) => {
-      const [query, key] = [queries[Math.floor(i / picture.columns)], keys[i % picture.columns]];
-      const value = weights ? `weight ${number(weights[i])}, ` : "";
-      return `<b>${escape(query)}</b> looks at <b>${escape(key)}</b><br>${value}score ${number(scores[i])}`;
-    }), picture);
-    plot("heat", (width, colour) => {
-      const cell = Math.min(40, Math.max(5, (width - 80) / keys.length));
-      const every = Math.max(1, Math.ceil(13 / cell));
-      const ticks = (list) => {
-        const at = list.map((_, i) => i).filter((i) => i % every === 0);
-        return { tickvals: at, ticktext: at.map((i) => escape(cut(list[i]))), ticks: "", showgrid: false, zeroline: false };
-      };
-      const heat = ["heat-0", "heat-1", "heat-2", "heat-3"].map(colour);
-      const size = Math.max(...scores.map((score) => Math.abs(score ?? 0)), 1e-9);
-      const shades = state.view === "weights"
-        ? { zmin: 0, zmax: 1, colorscale: heat.map((shade, i) => [[0, 0.08, 0.35, 1][i], shade]) }
-        : { zmin: -size, zmax: size, colorscale: [[0, colour("cool")], [0.5, heat[0]], [1, colour("warm")]] };
-      return {
-        label: `Attention ${state.view} of ${layers[state.layer].short}, head ${state.head}, on: ${label}`,
-        data: [{
-          type: "heatmap", z, text: hover, hovertemplate: "%{text}<extra></extra>", xgap: 1, ygap: 1, ...shades,
-          showscale: width > 420, colorbar: { thickness: 10, len: 1, y: 0.5, outlinewidth: 0, tickfont: { size: 10 }, nticks: 5 },
-        }],
-        layout: {
-          height: Math.max(150, cell * queries.length + 90),
-          margin: { l: 8, r: width > 420 ? 8 : 32, t: 8, b: 8 }, // room for the last, leaning label
-          xaxis: { side: "top", tickangle: -55, fixedrange: true, ...ticks(keys) },
-          yaxis: { autorange: "reversed", fixedrange: true, ...ticks(queries) },
-        },
-      };
+    const queries = tokensOf(picture.queries, picture.rows), keys = tokensOf(picture.keys, picture.columns);
+    const pair = (i) => `${queries[Math.floor(i / picture.columns)]} → ${keys[i % picture.columns]}`;
+    const strongest = [...(weights ?? [])].map((weight, i) => [weight || 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+    const usual = ["Rows: queries, columns: keys.",
+      ...(weights ? [`Strongest: ${strongest.map(([weight, i]) => `${pair(i)} ${percent(weight)}`).join("; ")}.`] : []),
+      ...(picture.rows < picture.queries || picture.columns < picture.keys
+        ? [`Shown are the first ${picture.rows} × ${picture.columns} of ${picture.queries} × ${picture.keys}.`] : [])].join(" ");
+    fill("heat-words", usual);
+    Heat.draw({
+      picture, queries, keys, view: view.shown, values: view.shown === "weights" ? weights : scores, tall: tall(),
+      key: `${state.layer},${state.text},${innerHeight}`, label: `Attention ${view.shown} of ${nameOf()}, ${scaleName()}, on: ${texts[state.text].label}`,
+      tell: (i) => fill("heat-words", i == null ? usual : Number.isNaN(scores[i]) ? `${pair(i)}: hidden`
+        : `${pair(i)}: ${weights ? `weight ${weights[i] < 0.1 ? number(100 * weights[i]) : Math.round(1000 * weights[i]) / 10}%, ` : ""}score ${number(scores[i])}`),
     });
-    fill("heat-words", heatWords(weights, picture, queries, keys));
+    by("save-heat").hidden = false;
   }
 
-  function heatWords(weights, picture, queries, keys) {
-    const parts = ["Rows: queries. Columns: keys."];
-    if (weights) {
-      const strongest = weights.map((weight, i) => [weight ?? 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
-      const links = strongest.map(([weight, i]) =>
-        `${queries[Math.floor(i / picture.columns)]} → ${keys[i % picture.columns]} ${number(weight)}`);
-      parts.push(`Strongest: ${links.join("; ")}.`);
+  function drawBins() {
+    const all = texts.map((_, text) => pictureOf(text)).filter(Boolean);
+    by("distributions").hidden = !all.length || !Attention.isReady();
+    if (by("distributions").hidden) return;
+    const join = (make) => all.flatMap((picture) => [...(make(picture, state.head, state.factor) ?? [])]);
+    const scores = join(Attention.scores), seen = scores.filter((score) => !Number.isNaN(score));
+    // As trained it fills the width; another scale is then seen to narrow or widen it.
+    const widen = Math.max(1, 1 / state.factor), [least, most] = seen.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [0, 1e-9]);
+    Heat.bins("scores-bins", seen, least * widen, most * widen, Heat.ends(least * widen, most * widen), `Distribution of ${nameOf()}'s scores`);
+    Heat.bins("weights-bins", join(Attention.weights).map((weight) => Math.log10(Math.max(weight, 1e-6))), -6, 0,
+      [[-6, "≤10⁻⁶"], [-4, "10⁻⁴"], [-2, "1%"], [0, "100%"]], `Distribution of ${nameOf()}'s weights`);
+  }
+
+  // ------------------------------------------------------------ all of it
+
+  let shownEntry = null, mapOf = "";
+  function draw() {
+    const entry = nearest();
+    if (!pictureOf(state.text)) state.text = Math.max(0, texts.findIndex((_, text) => pictureOf(text)));
+    drawScale(entry);
+    if (entry !== shownEntry) {
+      fill("headline", entry.headline);
+      drawList(entry);
+      shownEntry = entry;
     }
-    if (picture.rows < picture.queries || picture.columns < picture.keys) {
-      parts.push(`Shown are the first ${picture.rows} × ${picture.columns} of ${picture.queries} × ${picture.keys}.`);
-    }
-    return parts.join(" ");
-  }
-
-  // ------------------------------------------------------------ its distributions
-
-  function drawDistributions() {
-    const all = drawnTexts().map(pictureOf);
-    document.getElementById("distributions").hidden = !all.length;
-    if (!all.length) return;
-    const scores = all.flatMap((picture) => scoresOf(picture, state.rule)).filter((score) => score != null);
-    const weights = all.flatMap((picture) => weightsOf(picture, state.rule) || []).filter((weight) => weight != null);
-    fill("scores-words", `Each visible pair's score. Standard deviation ${number(current().score_std)}; `
-      + "1/√d_k is meant to give about 1.");
-    const bars = (id, x, bins, axis, label) => plot(id, (width, colour) => ({
-      label,
-      data: [{
-        type: "histogram", x, histnorm: "percent", marker: { color: colour("accent"), line: { width: 0 } },
-        ...bins, hovertemplate: "%{x}: %{y:.1f} %<extra></extra>",
-      }],
-      layout: {
-        height: 170, bargap: 0.06,
-        xaxis: { fixedrange: true, showgrid: false, ...axis },
-        yaxis: { fixedrange: true, ticksuffix: " %", nticks: 4, rangemode: "tozero" },
-      },
-    }));
-    bars("scores", scores, { nbinsx: 48 }, {}, "Distribution of the scores");
-    bars("weights", weights.map((weight) => Math.log10(Math.max(weight, 1e-6))),
-      { xbins: { start: -6, end: 0.0001, size: 0.125 } },
-      { range: [-6.05, 0.05], tickvals: [-6, -5, -4, -3, -2, -1, 0],
-        ticktext: ["≤ 10⁻⁶", "10⁻⁵", "10⁻⁴", "0.001", "0.01", "0.1", "1"] },
-      "Distribution of the weights");
-  }
-
-  // ------------------------------------------------------------ one head in numbers
-
-  function table(id, fields) {
-    const line = (title, cell, meaning) => el("tr", {},
-      el("th", { scope: "row", title: meaning }, title),
-      rules.map((rule) => el("td", { class: "number" }, cell(current(rule)))));
-    fill(id,
-      el("thead", {}, el("tr", {}, el("td", {}), scales.map((scale) =>
-        el("th", { scope: "col", class: "number" }, scale.label)))),
-      el("tbody", {}, line("weight moved", (head) => share(head.weight_moved ?? 0), data.moved_meaning),
-        line("verdict", (head) => `${head.verdict}${levelOf(head)}`),
-        Object.entries(fields).map(([name, { label, meaning }]) => line(label, (head) => number(head[name]), meaning))));
-  }
-
-  function drawHead() {
-    const layer = layers[state.layer], head = current();
-    const other = state.rule !== "used" && scaleOf(state.rule).with;
-    fill("head-title", HeadMap.mark(head.verdict), ` ${layer.short}, head ${state.head}`, other
-      ? ` ${other}: ${share(head.weight_moved)} of its weight moves` : `: ${head.verdict}${levelOf(head)}`);
-    fill("head-words", other ? `It would be ${head.verdict}: ${head.reason}.` : `${head.reason}. `,
-      other ? null : el("span", { class: "soft" }, `→ ${head.hint}`));
-    select("layer", layers.map((each, i) => [i, each.short]), state.layer, (value) => show({ layer: Number(value), head: 0 }));
-    select("number", layer.heads.map((each) => [each.head, `${each.head} (${headsOf(layer, state.rule)[each.head].verdict})`]),
-      state.head, (value) => show({ head: Number(value) }));
-    const texts = drawnTexts();
-    if (!texts.includes(state.text)) state.text = texts[0] ?? 0;
-    select("text", texts.map((text) => [text, pictures.inputs[text].label]), state.text, (value) => show({ text: Number(value) }));
+    // The map follows the hand only where its cells do.
+    const map = JSON.stringify([judged.indexOf(entry), state.layer, state.head, view.colour, [...view.only], Attention.isReady(),
+      ...(["attention", "weight_moved"].includes(view.colour) ? [state.factor, state.text] : [])]);
+    if (map !== mapOf) drawMap(entry);
+    mapOf = map;
+    select("text", texts.flatMap(({ label }, text) => (pictureOf(text) ? [[text, label]] : [])), state.text, (text) => choose({ text: Number(text) }));
+    drawWords(entry);
     drawHeat();
-    drawDistributions();
-    table("head-scales", data.main);
-    table("head-all", data.fields);
+    drawBins();
   }
+  let waiting = 0;
+  function drawSoon() {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(draw);
+  }
+
+  // ------------------------------------------------------------ the address
+
+  function write(how) {
+    const { layer, head, text, factor } = state;
+    history[how](null, "", `#${new URLSearchParams({ layer, head, text, scale: Number(factor.toPrecision(4)) })}`);
+  }
+
+  // What an address names, as far as there is such a thing here.
+  function read() {
+    const named = new URLSearchParams(location.hash.slice(1));
+    const index = (name, size) => {
+      const at = Number(named.get(name) ?? NaN);
+      return Number.isInteger(at) && at >= 0 && at < size ? at : null;
+    };
+    const layer = index("layer", layers.length) ?? data.worst.layer;
+    const head = index("head", layers[layer].heads.length) ?? (layer === data.worst.layer ? data.worst.head : 0);
+    const given = Number(named.get("scale") || 1), factor = given > 0 && Number.isFinite(given) ? given : 1;
+    const near = marks.find((mark) => Math.abs(mark.factor / factor - 1) < 1e-3);
+    Object.assign(state, {
+      layer, head, text: index("text", texts.length) ?? 0,
+      factor: near ? near.factor : Math.min(2 ** slider.max, Math.max(2 ** slider.min, factor)),
+    });
+    return named.has("head");
+  }
+
+  function choose(change) {
+    const before = JSON.stringify(state);
+    Object.assign(state, change);
+    if (JSON.stringify(state) !== before) write("pushState");
+    if ("head" in change) open(true);
+    draw();
+    if ("head" in change) reveal();
+  }
+
+  // ------------------------------------------------------------ the sheet of small screens
+
+  function open(wanted) {
+    by("detail").classList.toggle("open", wanted);
+    by("toggle").setAttribute("aria-expanded", String(wanted));
+    by("toggle").textContent = wanted ? "Close" : "Details";
+  }
+  // The chosen cell, where the sheet would hide it.
+  const reveal = () => innerWidth < 1000 && isOpen()
+    && by("map").querySelector("[aria-selected=true]").scrollIntoView({ block: "nearest", inline: "nearest" });
+  const isOpen = () => by("detail").classList.contains("open");
+
+  function makeSheet() {
+    let from = null;
+    by("toggle").onclick = () => { open(!isOpen()); draw(); };
+    by("handle").addEventListener("pointerdown", (event) => { from = event.clientY; });
+    by("handle").addEventListener("pointerup", (event) => {
+      const far = from == null ? 0 : event.clientY - from;
+      if (Math.abs(far) > 30) { open(far < 0); draw(); }
+    });
+    addEventListener("keydown", (event) => event.key === "Escape" && open(false));
+  }
+
+  // ------------------------------------------------------------ once
 
   function drawScales() {
     const titles = ["weight moved", "what goes wrong", "outputs changed", ...Object.values(data.compared)];
-    const cells = (scale) => [share(scale.weight_moved), scale.short, share(scale.output_changed),
-      ...Object.keys(data.compared).map((name) => number(scale[name]))];
+    const cells = (scale) => [percent(scale.weight_moved), scale.short, percent(scale.output_changed),
+      ...Object.keys(data.compared).map((name) => value(name, scale[name]))];
     const kind = (at) => (at === 1 ? "words" : "number");
     fill("scales",
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"),
-        titles.map((title, at) => el("th", { scope: "col", class: kind(at) }, title)))),
-      el("tbody", {}, scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label),
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "scale"), titles.map((title, at) => el("th", { scope: "col", class: kind(at) }, title)))),
+      el("tbody", {}, data.scales.map((scale) => el("tr", {}, el("th", { scope: "row" }, scale.label),
         cells(scale).map((cell, at) => el("td", { class: kind(at) }, cell))))));
-    fill("scales-about", data.scales_about);
   }
 
-  function show(change) {
-    Object.assign(state, change);
-    setScale.forEach((set) => set(state.rule));
-    drawMap();
-    drawHead();
+  function makeFiles() {
+    const file = () => `${data.model}-${layers[state.layer].short}-head-${state.head}`.replace(/[^\w.-]+/g, "-");
+    Heat.savers("save-map", {
+      name: () => `${data.model}-heads`.replace(/[^\w.-]+/g, "-"),
+      svg: () => Heat.mapSvg(by("headline").textContent, layers.map((layer) => ({ name: layer.short, heads: layer.heads }))),
+      rows: () => [["layer", "head", "scale", "verdict", "weight_moved", ...Object.keys(fields)], ...headsAt(nearest()).flatMap((heads, layer) =>
+        heads.map((head) => [layers[layer].name, head.head, nearest().factor, head.verdict, head.weight_moved ?? 0,
+          ...Object.keys(fields).map((name) => head[name])]))],
+    });
+    Heat.savers("save-heat", {
+      name: file,
+      svg: () => Heat.heatSvg(`${nameOf()} (${scaleName()}): ${view.shown}`),
+      rows: () => {
+        const picture = pictureOf(state.text), [weights, scores] = [Attention.weights, Attention.scores].map((make) => make(picture, state.head, state.factor));
+        const queries = tokensOf(picture.queries, picture.rows), keys = tokensOf(picture.keys, picture.columns);
+        return [["query_position", "key_position", "query", "key", "score", "weight"], ...[...scores].map((score, i) => {
+          const [query, key] = [Math.floor(i / picture.columns), i % picture.columns];
+          return [query, key, queries[query], keys[key], score, weights?.[i]];
+        })];
+      },
+    });
   }
 
-  fill("about", data.about);
-  fill("missing", data.missing);
-  fill("scale-in-use", data.scale.map((line) => el("p", { class: "soft" }, line)));
-  fill("inputs", data.inputs);
-  fill("made", data.made);
-  const setScale = ["scale", "head-scale"].map((id) => choice(id, "Scores multiplied by",
-    scales.map((scale) => [scale.rule, scale.label]), "used", (rule) => show({ rule })));
-  choice("view", "Shown", [["weights", "weights"], ["scores", "scores"]], "weights", (view) => show({ view }));
-  drawList();
+  for (const name of ["about", "missing", "inputs", "made", "scales_about"]) fill(name.replace("_", "-"), data[name]);
+  fill("scale-in-use", data.scale.map((line) => el("p", {}, line)));
+  select("colour", COLOURS, view.colour, (colour) => { view.colour = colour; draw(); });
+  select("shown", [["weights", "weights"], ["scores", "scores"]], view.shown, (shown) => { view.shown = shown; draw(); });
+  makeScale();
+  makeSheet();
+  makeFiles();
   drawScales();
-  show({});
+  open(read());
+  write("replaceState");
+  addEventListener("popstate", () => { read(); draw(); });
+  Paint.onTheme(() => { mapOf = ""; draw(); });
+  let width = innerWidth;
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawSoon(); } });
+  draw();
+  Promise.all([LH.unpack("judged"), Attention.ready]).then(([others]) => {
+    judged = [trained, ...JSON.parse(new TextDecoder().decode(others))];
+    draw();
+    reveal();
+  });
 })();

@@ -6,9 +6,13 @@ const HeadMap = (() => {
   const mark = (verdict) =>
     el("span", { class: `mark ${verdict}`, "aria-hidden": "true" }, data.legend[verdict].letter);
 
-  const numbers = (head, fields = Object.keys(data.fields)) =>
-    el("dl", { class: "numbers" }, fields.flatMap((name) => [
-      el("dt", {}, data.fields[name].label), el("dd", {}, number(head[name])),
+  const fieldOf = (name) => data.fields[name] || data.main[name];
+  const percent = (share) => (share == null ? "–" : `${share > 0 && share < 0.005 ? "<1" : Math.round(100 * share)}%`);
+  const value = (name, x) => (fieldOf(name).share ? percent(x) : number(x));
+
+  const numbers = (head, names = Object.keys(data.fields)) =>
+    el("dl", { class: "numbers" }, names.flatMap((name) => [
+      el("dt", {}, fieldOf(name).label), el("dd", {}, value(name, head[name])),
     ]));
 
   function tip(node, name, head) {
@@ -16,7 +20,7 @@ const HeadMap = (() => {
     const level = ["info", "ok"].includes(head.level) ? "" : ` (${head.level})`;
     box.replaceChildren(
       el("strong", {}, `${name}, head ${head.head}: ${head.verdict}${level}`),
-      el("p", {}, head.reason), numbers(head));
+      el("p", {}, head.reason), numbers(head, data.compared && Object.keys(data.compared)));
     box.hidden = false;
     const at = node.getBoundingClientRect(), size = box.getBoundingClientRect();
     const within = (value, most) => `${Math.max(8, Math.min(value, most - 8))}px`;
@@ -36,13 +40,14 @@ const HeadMap = (() => {
 
   const verdictOf = (head) => ({ class: head.verdict, text: data.legend[head.verdict].letter, words: head.verdict });
 
-  // rows: [{name, heads}]; onSelect(layer, head) when one is chosen; shown: what a cell says of a head
+  // rows: [{name, heads}]; onSelect(layer, head) when one is chosen; shown(head, layer): what a cell
+  // says of a head, in text or with a picture
   function draw(id, rows, chosen, onSelect, shown = verdictOf) {
     const cells = rows.map((row, layer) => row.heads.map((head) => {
       const selected = chosen && chosen.layer === layer && chosen.head === head.head;
-      const { class: kind, style, text, words } = shown(head);
+      const { class: kind, style, text, words } = shown(head, layer);
       return el("button", {
-        type: "button", role: "gridcell", class: kind, style, "aria-selected": String(!!selected),
+        type: "button", role: "gridcell", "data-testid": "cell", class: kind, style, "aria-selected": String(!!selected),
         tabindex: selected ? 0 : -1, "data-layer": layer, "data-head": head.head,
         "aria-label": `${row.name}, head ${head.head}: ${words}. ${head.reason}`,
         onclick: () => onSelect(layer, head.head),
@@ -85,5 +90,16 @@ const HeadMap = (() => {
       el("span", {}, el("b", {}, verdict), ` ${data.legend[verdict].meaning}`))));
   }
 
-  return { draw, legend, mark, numbers };
+  // One row: each verdict that occurs and how often; choosing some leaves the others pale.
+  function chips(id, heads, chosen, onToggle) {
+    const counts = Object.keys(data.legend)
+      .map((verdict) => [verdict, heads.filter((head) => head.verdict === verdict).length])
+      .filter(([, many]) => many);
+    LH.fill(id, counts.map(([verdict, many]) => el("button", {
+      type: "button", class: "chip", "aria-pressed": String(chosen.has(verdict)), title: data.legend[verdict].meaning,
+      onclick: () => onToggle(verdict),
+    }, mark(verdict), ` ${verdict} `, el("b", {}, number(many)))));
+  }
+
+  return { draw, legend, chips, mark, numbers, value, percent, verdictOf };
 })();

@@ -20,6 +20,7 @@ from ._layout import Layout
 
 Floats = NDArray[np.float64]
 _FEW_PAIRS = 1 << 24  # 64 MB of scores
+_TINY = 1 << 15  # pairs that one thread has attended to before it has woken a second
 
 
 class GradientCallbacks(list[Callable[[Tensor], None]]):
@@ -161,6 +162,8 @@ class FusedCall(Call):
                 (x[..., rows, :] for x in self._as_it_was) if self._is_small else _attend(given)
             )
             scaled = _times(_wide(given), factor)
+            if math.prod(self.shape) <= _TINY:
+                scaled = scaled._replace(threads=1)  # waiting for another would take longer
             output, _, weights, health = compute(scaled, health=len(tiles) == 1, weights=True)
             sums.append(_moved_sums(visibility(given)[1], before, (output, weights)))
         # Patterns are those of a whole sequence, so health cannot come from several tiles.

@@ -88,10 +88,10 @@ class Scalars:
     def send(self, transfers: Transfers) -> None:
         """Let what lies on devices be fetched with all else that is."""
         for name, value in self._now.items():
-            if type(value) is Tensor and not value.is_cpu:
+            if isinstance(value, Tensor) and not value.is_cpu:
                 transfers.add(value, functools.partial(self._came, name))
         for name, (total, many) in self._sums.items():
-            if type(total) is Tensor and not total.is_cpu:
+            if isinstance(total, Tensor) and not total.is_cpu:
                 transfers.add(total, functools.partial(self._came_sum, name, many))
 
     def _came(self, name: str, value: Floats) -> None:
