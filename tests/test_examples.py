@@ -15,10 +15,10 @@ from levelhead.store import read_run
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
-def run(name, *arguments, quiet=True):
-    """What it prints. A trainer of others is never quiet."""
+def run(name, *arguments, quiet=True, launcher=()):
+    """What it prints. Trainers and launchers of others are never quiet."""
     assert len((EXAMPLES / name).read_text().splitlines()) < 60
-    command = [sys.executable, EXAMPLES / name, *arguments]
+    command = [sys.executable, *launcher, EXAMPLES / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert not (quiet and done.stderr)
     return done.stdout
@@ -60,6 +60,16 @@ def test_a_module_of_lightning_is_watched(tmp_path):
     assert losses[-1] < 0.5 * losses[0]
     assert out.splitlines()[0].startswith("attention/entropy_ratio_median,")
     assert "At step 120: no problems found in 4 heads." in out
+
+
+def test_two_processes_and_one_watch(tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    said = run("torchrun_watch.py", str(tmp_path / "run.db"), quiet=False, launcher=launcher)
+    rows = 2 * 4 * 8 * 16  # processes, recorded steps, batch, length
+    assert said.count("rows of 2 processes") == 1 and said.startswith(f"{rows} rows")
+    assert "layers.1" in said and "module" not in said
+    steps = read_run(tmp_path / "run.db").steps
+    assert list(steps) == [0, 10, 20, 30]
 
 
 # ---------------------------------------------------------------- the notebook

@@ -256,7 +256,7 @@ def health_of(sums: Tensor) -> Health:
     if sums.is_meta:
         return Health(np.zeros(sums.shape))
     try:
-        return Health(sums.numpy())
+        return Health(sums.cpu().numpy())
     except RuntimeError:
         raise RuntimeError(
             "return_health: expected a call outside of torch.func.vmap and grad, where tensors "

@@ -12,14 +12,14 @@ from torch import Tensor
 from .._health.sampling import sampled_rows
 from .._options import OPEN
 
-Whole = int | NDArray[np.int64]
+Whole = int | NDArray[np.int64] | Tensor
 
 
 class Sample(NamedTuple):
     """The rows of a call, or of a part of it, that patterns are taken from."""
 
     rows: NDArray[np.int64]  # (R,), those of any batch entry
-    chosen: NDArray[np.bool_]  # (..., 1, R), of which entry
+    chosen: NDArray[np.bool_]  # (..., 1, R), of which entry; all of them on other devices
     offset: Whole  # (..., 1), position of the call's first query among the keys
 
     def part(self, rows: slice) -> Sample:
@@ -27,10 +27,18 @@ class Sample(NamedTuple):
         among = (self.rows >= rows.start) & (self.rows < rows.stop)
         return Sample(self.rows[among] - rows.start, self.chosen[..., among], self.offset)
 
+    def of(self, x: Tensor, dim: int) -> Tensor:
+        """These rows of a tensor that has all of them in a dimension."""
+        if x.is_cpu:
+            return x.index_select(dim, torch.from_numpy(self.rows))
+        # Sending indices to a device waits for it.
+        rows = [x.select(dim, row) for row in self.rows.tolist()]
+        return torch.stack(rows, dim) if rows else x.narrow(dim, 0, 0)
+
 
 def sample(
-    rows: int, keys: int, left: int = OPEN, right: int = OPEN, offset: Whole = 0,
-    length: Whole | None = None,
+    rows: int, keys: int, left: int = OPEN, right: int = OPEN,
+    offset: int | NDArray[np.int64] = 0, length: int | NDArray[np.int64] | None = None,
 ) -> Sample:  # fmt: skip
     """Which rows of a call; offset and length may be one per batch entry, as (..., 1)."""
     positions = np.arange(rows) + np.expand_dims(offset, -1)
@@ -60,18 +68,25 @@ def pattern_columns(weights: Tensor, taken: Tensor, sample: Sample) -> dict[str,
     last = int(sample.rows[-1])
     ahead = weights.new_zeros(*lead, last + keys)  # summed by j - row, from -last on
     for at, row in enumerate(sample.rows.tolist()):
-        ahead[..., last - row : last - row + keys] += weights[..., at, :]
+        ahead.narrow(-1, last - row, keys).add_(weights.select(-2, at))
+
+    shared = weights.sum(-2).narrow(-1, 1, keys - 1).amax(-1) / rows
 
     def behind(distance: int) -> Tensor:
-        place = torch.from_numpy(np.expand_dims(sample.offset - distance + last, -1))
-        place = place.to(ahead.device).expand(*lead, 1)
+        place = sample.offset - distance + last
+        if isinstance(place, int):
+            exists = 0 <= place < last + keys
+            return ahead.select(-1, place) / rows if exists else torch.zeros_like(shared)
+        if not isinstance(place, Tensor):
+            place = torch.from_numpy(place)
+        place = place.unsqueeze(-1).expand(*lead, 1)
         at = place.clamp(0, last + keys - 1)
-        return torch.where(at == place, ahead.gather(-1, at), 0)[..., 0] / rows
+        return torch.where(at == place, ahead.gather(-1, at), 0).squeeze(-1) / rows
 
     return {
         "pattern_sequences": number > 0,
         "self_weight": behind(0),
         "previous_weight": behind(1),
         "offset_weight": ahead.amax(-1) / rows,
-        "shared_key": weights.sum(-2)[..., 1:].amax(-1) / rows,
+        "shared_key": shared,
     }

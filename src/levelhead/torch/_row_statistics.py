@@ -55,7 +55,7 @@ FORMULAS: dict[str, Callable[[Rows], Tensor]] = {
     "saturated": lambda row: row.head > SATURATED_WEIGHT,
     "signal": lambda row: 2 * row.rest - row.rest**2 - row.t2,
     "jacobian_norm": lambda row: _jacobian_square(row).clamp(min=0).sqrt(),
-    "first_key": lambda row: row.exps[..., 0] / row.total,
+    "first_key": lambda row: row.exps.select(-1, 0) / row.total,
     "distance": lambda row: (row.exps * row.distance).sum(-1) / row.total,
     "null_mass": lambda row: row.null_exp / row.total,
 }
@@ -94,37 +94,38 @@ def row_statistics(
     counted = counted.expand(scores.shape)
     none = float("-inf")
     visible = counted.sum(-1)
-    broken = (counted & ~(scores.isfinite() & logits.isfinite())).any(-1)
+    broken = (counted & (scores.isfinite() & logits.isfinite()).logical_not()).any(-1)
     outcomes = visible
     if null is not None:
         null = null.to(logits.dtype)
         outcomes = visible + null.shape[-1]
-        broken = broken | ~(null < float("inf")).all(-1)
+        broken = broken | (null < float("inf")).all(-1).logical_not()
     outcomes = outcomes.clamp(min=2).to(logits.dtype)
-    used = (visible > 0) & ~broken
-    pairs = counted & used[..., None]
+    used = (visible > 0) & broken.logical_not()
+    pairs = counted & used.unsqueeze(-1)
 
     reached = torch.where(pairs, logits, none)
     key_top, place = reached.max(-1)
     index = torch.arange(scores.shape[-1], device=scores.device)
-    largest = index == place[..., None]
+    largest = index == place.unsqueeze(-1)
     top = key_top
     if null is not None:
         null_top, null_place = null.max(-1)
         top = torch.maximum(key_top, null_top)
-        key_leads = (key_top >= null_top)[..., None]  # else a sink does, and all keys are tail
+        key_leads = (key_top >= null_top).unsqueeze(-1)  # else a sink does, and all keys are tail
         largest = largest & key_leads
     top = torch.where(used, top, 0)
-    below = torch.where(pairs, reached - top[..., None], 0)
+    below = torch.where(pairs, reached - top.unsqueeze(-1), 0)
     exps = torch.where(pairs, below.exp(), 0)
     tail = torch.where(largest, 0, exps)
     l1, a = tail.sum(-1), (tail * below).sum(-1)
     l2, l3, null_mass = (tail * tail).sum(-1), (tail**3).sum(-1), torch.zeros_like(l1)
     if null is not None:
-        null_exps = torch.where(used[..., None], (null - top[..., None]).exp(), 0)
+        null_exps = torch.where(used.unsqueeze(-1), (null - top.unsqueeze(-1)).exp(), 0)
         places = torch.arange(null.shape[-1], device=null.device)
-        null_tail = torch.where((places == null_place[..., None]) & ~key_leads, 0, null_exps)
-        null_below = torch.where(null_tail > 0, null - top[..., None], 0)
+        leads = (places == null_place.unsqueeze(-1)) & key_leads.logical_not()
+        null_tail = torch.where(leads, 0, null_exps)
+        null_below = torch.where(null_tail > 0, null - top.unsqueeze(-1), 0)
         l1, a = l1 + null_tail.sum(-1), a + (null_tail * null_below).sum(-1)
         l2, l3 = l2 + (null_tail * null_tail).sum(-1), l3 + (null_tail**3).sum(-1)
         null_mass = null_exps.sum(-1)
@@ -135,18 +136,18 @@ def row_statistics(
 
     kept = torch.where(pairs, scores, 0)
     mean = kept.sum(-1) / visible.clamp(min=1)
-    deviation = torch.where(pairs, scores - mean[..., None], 0)
+    deviation = torch.where(pairs, scores - mean.unsqueeze(-1), 0)
     largest_one = deviation.abs().amax(-1).clamp(min=1)  # its square may overflow a float32
     choice = used & (visible > 1)
     over, table = {"finite_rows": used, "choice_rows": choice}, statistics_of(Health)
 
-    rows = torch.from_numpy(sampled.rows).to(scores.device)
-    taken = torch.from_numpy(sampled.chosen).to(scores.device)
-    taken = taken & used[..., rows] & (visible[..., rows] >= PATTERN_KEYS)
-    weights = exps[..., rows, :] / total[..., rows, None]
+    taken = sampled.of(used, -1) & (sampled.of(visible, -1) >= PATTERN_KEYS)
+    if not sampled.chosen.all():
+        taken = taken & torch.from_numpy(sampled.chosen).to(scores.device)
+    weights = sampled.of(exps, -2) / sampled.of(total, -1).unsqueeze(-1)
     return {
         "taken": taken,
-        "weights": torch.where(taken[..., None], weights, 0),
+        "weights": torch.where(taken.unsqueeze(-1), weights, 0),
         "visible": visible,
         "broken": broken & (visible > 0),
         "used": used,
@@ -154,7 +155,7 @@ def row_statistics(
         "score_max": torch.where(pairs, scores, none).amax(-1),
         "score_min": torch.where(pairs, scores, -none).amin(-1),
         "score_mean": mean,
-        "score_m2": (deviation / largest_one[..., None]).square().sum(-1),
+        "score_m2": (deviation / largest_one.unsqueeze(-1)).square().sum(-1),
         "score_unit": largest_one,  # of their deviations
         "large_scores": (kept.abs() > LARGE_SCORE).sum(-1),
         **{
@@ -173,37 +174,40 @@ def matrix_health(scores: Tensor, logits: Tensor, counted: Tensor, null: Tensor 
     if scores.dtype in (torch.float16, torch.bfloat16):
         scores, logits = scores.float(), logits.float()
     rows, keys = scores.shape[-2:]
-    at = torch.arange(keys - rows, keys, device=scores.device)[:, None]
+    at = torch.arange(keys - rows, keys, device=scores.device).unsqueeze(-1)
     distance = (at - torch.arange(keys, device=scores.device)).abs()
     sampled = sample(rows, keys, offset=keys - rows)
-    step = max(1, TILE // max(1, scores[..., :1, :].numel()))
+    step = max(1, TILE // max(1, scores.numel() // max(rows, 1)))
     parts = []
     for first in range(0, max(rows, 1), step):
-        some = slice(first, first + step)
-        part = (..., some, slice(None))
-        sink = None if null is None else null[part]
-        parts.append(
-            row_statistics(
-                *(scores[part], logits[part], counted[part], sink, distance[part]),
-                sampled.part(some),
-            )
-        )
+        some = slice(first, min(first + step, rows))
+        sink = None if null is None else part_of(null, some)
+        scored, entered, seen, far = (part_of(x, some) for x in (scores, logits, counted, distance))
+        parts.append(row_statistics(scored, entered, seen, sink, far, sampled.part(some)))
     return health_sums(parts, sampled)
+
+
+def part_of(x: Tensor, rows: slice) -> Tensor:
+    """Some rows of (..., L, S). Fake tensors of a device that is not there take no [] nor ~."""
+    return x.narrow(-2, rows.start, rows.stop - rows.start)
+
+
+def widened(x: Tensor) -> Tensor:
+    """In float64, where it is; Apple's devices do not have that."""
+    return x.float() if x.device.type == "mps" else x.double()
 
 
 def health_sums(parts: list[dict[str, Tensor]], sampled: Sample) -> Tensor:
     """The sums that `Health` is made of, (..., H, len(Health.COLUMNS)).
 
+    They stay on the device of the scores: to read a number waits for all that it has yet to do.
+
     parts:   `row_statistics` of some rows each, in order
     sampled: the rows, among all of them, that patterns are taken from
     """
 
-    def off_device(x: Tensor) -> Tensor:
-        # for float64: not every device has it
-        return (x if x.is_meta else x.cpu()).double()
-
     def column(name: str) -> Tensor:
-        return off_device(torch.cat([part[name] for part in parts], -1))
+        return widened(torch.cat([part[name] for part in parts], -1))
 
     patterns = pattern_columns(
         torch.cat([part["weights"] for part in parts], -2),
@@ -216,12 +220,12 @@ def health_sums(parts: list[dict[str, Tensor]], sampled: Sample) -> Tensor:
     pairs = count.sum(-1)
     mean = (column("score_mean") * count).sum(-1) / pairs.clamp(min=1)
     within = column("score_m2") * column("score_unit") ** 2
-    spread = (column("score_mean") - mean[..., None]) ** 2 * count  # Chan's formula
+    spread = (column("score_mean") - mean.unsqueeze(-1)) ** 2 * count  # Chan's formula
     no_rows = visible.shape[-1] == 0
     sums = {
         "rows": torch.full_like(pairs, visible.shape[-1]),
         "pairs": visible.sum(-1),
-        "empty_rows": (visible == 0).double().sum(-1),
+        "empty_rows": widened(visible == 0).sum(-1),
         "nonfinite_rows": column("broken").sum(-1),
         "finite_rows": used.sum(-1),
         "choice_rows": column("choice").sum(-1),
@@ -231,7 +235,7 @@ def health_sums(parts: list[dict[str, Tensor]], sampled: Sample) -> Tensor:
         "score_min": pairs + float("inf") if no_rows else column("score_min").amin(-1),
         "score_mean": mean,
         "score_m2": (within + spread).sum(-1),
-        **{name: off_device(each) for name, each in patterns.items()},
+        **{name: widened(each) for name, each in patterns.items()},
     }
     return torch.stack(
         [sums[name] if name in sums else column(name).sum(-1) for name in Health.COLUMNS],

@@ -1,7 +1,8 @@
 """Tensors on another device than the CPU: PyTorch computes, health comes from tiles of scores.
 
 Health and gradient health are taken from a few rows of queries at a time, in plain torch: the
-matrix of all queries and keys is never there at once.
+matrix of all queries and keys is never there at once. Nothing here waits for the device: sums stay
+on it until somebody reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .._health import GradHealth
 from .._options import OPEN
 from ._ops import listeners
 from ._patterns import Sample, sample
-from ._row_statistics import health_sums, hidden_bias, row_statistics
+from ._row_statistics import health_sums, hidden_bias, part_of, row_statistics, widened
 
 if TYPE_CHECKING:
     from ._call_options import CallOptions
@@ -49,7 +50,9 @@ def attention(
     if (on_gradients := listeners.get(listener)) is not None and output.requires_grad:
 
         def measure(grad: Tensor) -> None:  # what a hook returns would replace the gradient
-            on_gradients(tiled_gradients(given, grad))
+            with torch._C.DisableTorchFunction():  # whoever follows scores must not follow these
+                sums = tiled_gradients(given, grad)
+            on_gradients(sums)
 
         output.register_hook(measure)
     return output, rows, matrix, sums
@@ -61,7 +64,7 @@ def _compute(given: CallOptions, weights: bool, lse: bool) -> tuple[Tensor, Tens
     plain = given.scales is None and given.sinks is None and not given.softcap
     if plain and not weights:
         # Its kernels of linear memory want four dimensions.
-        q, k, v = (x if x.dim() > 3 else x[None] for x in (query, key, value))
+        q, k, v = (x if x.dim() > 3 else x.unsqueeze(0) for x in (query, key, value))
         output = F.scaled_dot_product_attention(
             q, k, v, _mask(given), given.dropout, False, scale=given.scale,
             enable_gqa=query.shape[-3] != key.shape[-3],
@@ -71,10 +74,10 @@ def _compute(given: CallOptions, weights: bool, lse: bool) -> tuple[Tensor, Tens
     tile = tile_of(given)
     joined, logits = tile.logits, tile.logits
     if given.sinks is not None:
-        null = given.sinks.to(logits.dtype)[:, None, None].expand(*logits.shape[:-1], 1)
-        joined = torch.cat([logits, null], -1)
+        joined = _with_sinks(given.sinks, logits)
     total = joined.logsumexp(-1)
-    matrix = torch.where(total[..., None] == float("-inf"), 0, (logits - total[..., None]).exp())
+    lows = total.unsqueeze(-1)
+    matrix = torch.where(lows == float("-inf"), 0, (logits - lows).exp())
     kept = F.dropout(matrix, given.dropout)
     grouped = kept.unflatten(-3, (key.shape[-3], -1))
     output = (grouped @ value.to(kept.dtype).unsqueeze(-3)).flatten(-4, -3)
@@ -83,7 +86,17 @@ def _compute(given: CallOptions, weights: bool, lse: bool) -> tuple[Tensor, Tens
 
 
 def _null(given: CallOptions) -> Tensor | None:
-    return None if given.sinks is None else given.sinks[:, None, None]
+    return None if given.sinks is None else _per_head(given.sinks)
+
+
+def _per_head(x: Tensor) -> Tensor:
+    """One number per head, against (..., H, L, S)."""
+    return x.reshape(-1, 1, 1)
+
+
+def _with_sinks(sinks: Tensor, logits: Tensor) -> Tensor:
+    null = _per_head(sinks.to(logits.dtype)).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, null], -1)
 
 
 def _mask(given: CallOptions) -> Tensor | None:
@@ -124,11 +137,10 @@ def tiled_gradients(given: CallOptions, grad: Tensor) -> Tensor:
     for tile in tiles(given):
         joined = tile.logits
         if given.sinks is not None:
-            null = given.sinks.to(joined.dtype)[:, None, None].expand(*joined.shape[:-1], 1)
-            joined = torch.cat([joined, null], -1)
+            joined = _with_sinks(given.sinks, joined)
         empty = (joined == float("-inf")).all(-1, keepdim=True)
-        p = torch.where(empty, 0, joined.softmax(-1))[..., : tile.logits.shape[-1]]
-        rows = grad[..., tile.rows, :].unflatten(-3, (given.key.shape[-3], -1))
+        p = torch.where(empty, 0, joined.softmax(-1)).narrow(-1, 0, tile.logits.shape[-1])
+        rows = part_of(grad, tile.rows).unflatten(-3, (given.key.shape[-3], -1))
         dp = (rows.to(p.dtype) @ value.to(p.dtype).transpose(-1, -2)).flatten(-4, -3)
         dp = torch.where(tile.logits == float("-inf"), 0, dp)
         ds = p * (dp - (p * dp).sum(-1, keepdim=True))
@@ -138,7 +150,7 @@ def tiled_gradients(given: CallOptions, grad: Tensor) -> Tensor:
         }
         squares.append(torch.stack([sums[name] for name in GradHealth.COLUMNS], -1))
     total = torch.stack(squares).sum(0)
-    return total if total.is_meta else total.cpu().double()
+    return widened(total)
 
 
 @torch.no_grad()
@@ -167,9 +179,7 @@ def tile_of(given: CallOptions, rows: slice | None = None) -> Tile:
     dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
     grouped = query.to(dtype).unflatten(-3, (key.shape[-3], -1))
     scores = (grouped @ key.to(dtype).unsqueeze(-3).transpose(-1, -2)).flatten(-4, -3)
-    scores = scores * (
-        given.scale if given.scales is None else given.scales.to(dtype)[:, None, None]
-    )
+    scores = scores * (given.scale if given.scales is None else _per_head(given.scales.to(dtype)))
     logits = scores
     if given.softcap:
         logits = given.softcap * torch.tanh(scores / given.softcap)
@@ -184,9 +194,9 @@ def rows_of(given: CallOptions, rows: slice) -> CallOptions:
     """The call that some of its queries would be."""
     mask, several = given.mask, given.offsets is not None
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
-        mask = mask[..., rows, :]
+        mask = part_of(mask, rows)
     return given._replace(
-        query=given.query[..., rows, :],
+        query=part_of(given.query, rows),
         mask=mask,
         offset=given.offset + (0 if several else rows.start),
         offsets=given.offsets + rows.start if several else None,
@@ -201,7 +211,7 @@ def visibility(given: CallOptions) -> tuple[Tensor, Tensor]:
     if mask.dtype is torch.bool:
         return visible & mask, visible & mask
     # -inf hides a pair, even if its score is NaN.
-    return visible & (mask != float("-inf")), visible & ~hidden_bias(mask)
+    return visible & (mask != float("-inf")), visible & hidden_bias(mask).logical_not()
 
 
 def head_of(given: CallOptions, entry: int, head: int) -> CallOptions:
@@ -230,24 +240,27 @@ def head_of(given: CallOptions, entry: int, head: int) -> CallOptions:
 
 
 def _sample(given: CallOptions) -> Sample:
-    """The rows that patterns are taken from: chosen on the CPU, as indices into any device."""
+    """The rows that patterns are taken from, known before any device has computed."""
+    (*batch, _, rows, _), keys = given.query.shape, given.key.shape[-2]
 
-    def per_entry(x: Tensor | None, default: int) -> int | NDArray[np.int64]:
-        # A meta tensor has no numbers, and whoever sent it asks for shapes only.
-        if x is None or x.is_meta:
-            return default
-        return x.reshape(*given.query.shape[:-3], 1).cpu().numpy()
+    def per_entry(x: Tensor | None, otherwise: int) -> int | NDArray[np.int64]:
+        return otherwise if x is None or not x.is_cpu else x.reshape(*batch, 1).numpy()
 
-    keys = given.key.shape[-2]
-    return sample(
-        *(given.query.shape[-2], keys, given.left, given.right),
-        *(per_entry(given.offsets, given.offset), per_entry(given.lengths, keys)),
+    # To read offsets and lengths waits for their device. There, rows are chosen as if every entry
+    # had all keys; those that turn out to see few are not taken.
+    offset = given.offset if given.offsets is None else keys - rows
+    chosen = sample(
+        *(rows, keys, given.left, given.right),
+        *(per_entry(given.offsets, offset), per_entry(given.lengths, keys)),
     )
+    if given.offsets is None or given.offsets.is_cpu:
+        return chosen
+    return chosen._replace(offset=given.offsets.reshape(*batch, 1))
 
 
 def _positions(given: CallOptions) -> Tensor:
     """Of the queries among the keys: (l, 1), or (..., 1, l, 1) with one offset per batch entry."""
-    at = torch.arange(given.query.shape[-2], device=given.query.device)[:, None]
+    at = torch.arange(given.query.shape[-2], device=given.query.device).unsqueeze(-1)
     if given.offsets is None:
         return at + given.offset
     return at + given.offsets.reshape(*given.query.shape[:-3], 1, 1, 1)

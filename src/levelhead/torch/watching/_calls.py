@@ -23,8 +23,8 @@ _FEW_PAIRS = 1 << 24  # 64 MB of scores
 _TINY = 1 << 15  # pairs that one thread has attended to before it has woken a second
 
 
-class GradientCallbacks(list[Callable[[GradHealth], None]]):
-    """Who wants a call's GradHealth when its backward runs; holds nothing of the call.
+class GradientCallbacks(list[Callable[[Tensor], None]]):
+    """Who wants the sums of a call's GradHealth when its backward runs; holds nothing of the call.
 
     counted: pairs, if the sums are taken from gradients of them
     """
@@ -33,7 +33,7 @@ class GradientCallbacks(list[Callable[[GradHealth], None]]):
 
     def __call__(self, sums: Tensor) -> None:
         for callback in self:
-            callback(GradHealth(_entries(sums)))
+            callback(sums)
 
 
 class Call:
@@ -47,16 +47,41 @@ class Call:
     dk:     the dimension of queries and keys
     scale:  what the products of queries and keys were multiplied with (a mean over heads)
     on_gradients: set it to be called with the call's GradHealth when backward runs
+    sums, on_gradient_sums: the same as tensors, (..., heads, columns), wherever they are
+    scales: what `scale` is the mean of, if that is a tensor
     """
 
     kind: str
     module: str = ""
     other: bool = False
-    health: Health
     shape: tuple[int, int, int, int]
     dk: int
-    scale: float
+    sums: Tensor
     on_gradients: Callable[[GradHealth], None] | None = None
+    on_gradient_sums: Callable[[Tensor], None] | None = None
+
+    _scale: float | Tensor
+
+    @functools.cached_property
+    def scale(self) -> float:
+        scale = self._scale
+        return float(numbers(scale).mean()) if isinstance(scale, Tensor) else scale
+
+    @property
+    def scales(self) -> Tensor | None:
+        return self._scale if isinstance(self._scale, Tensor) else None
+
+    @functools.cached_property
+    def health(self) -> Health:
+        return Health(entries(numbers(self.sums)))
+
+    @property
+    def gradient_callbacks(self) -> list[Callable[[Tensor], None]]:
+        """Who wants to know of the gradients, from their sums."""
+        wanted, found = self.on_gradients, [self.on_gradient_sums]
+        if wanted is not None:
+            found.append(lambda sums: wanted(GradHealth(entries(numbers(sums)))))
+        return [callback for callback in found if callback is not None]
 
     def scores(self, entry: int, head: int) -> Floats:
         """Scaled scores of one head, (queries, keys), NaN where a pair is hidden."""
@@ -84,13 +109,13 @@ class FusedCall(Call):
 
     kind = "fused"
 
-    def __init__(self, given: CallOptions, sums: Tensor, query_scale: float) -> None:
-        self._given = given
-        self.health = Health(_entries(sums))
-        batch, heads = self.health.shape
-        self.shape = (batch, heads, given.query.shape[-2], given.key.shape[-2])
-        scale = given.scale if given.scales is None else float(given.scales.double().mean())
-        self.dk, self.scale = given.query.shape[-1], scale * query_scale
+    def __init__(self, given: CallOptions, sums: Tensor, query_scale: float | Tensor) -> None:
+        self._given, self.sums = given, sums
+        *batch, heads, _ = sums.shape
+        self.shape = (math.prod(batch), heads, given.query.shape[-2], given.key.shape[-2])
+        self.dk = given.query.shape[-1]
+        scale = given.scale if given.scales is None else given.scales.detach()
+        self._scale = scale * query_scale
 
     def scores(self, entry: int, head: int) -> Floats:
         if self._is_small:
@@ -125,7 +150,8 @@ class FusedCall(Call):
 
     @torch.no_grad()
     def rescaled(self, factor: float) -> Health:
-        return Health(_entries(compute(_times(_wide(self._given), factor), health=True)[3]))
+        *_, sums = compute(_times(_wide(self._given), factor), health=True)
+        return Health(entries(numbers(sums)))
 
     @torch.no_grad()
     def moved(self, factor: float) -> Moved:
@@ -139,10 +165,10 @@ class FusedCall(Call):
             if math.prod(self.shape) <= _TINY:
                 scaled = scaled._replace(threads=1)  # waiting for another would take longer
             output, _, weights, health = compute(scaled, health=len(tiles) == 1, weights=True)
-            sums.append(_entries(_moved_sums(visibility(given)[1], before, (output, weights))))
+            sums.append(_moved_sums(visibility(given)[1], before, (output, weights)))
         # Patterns are those of a whole sequence, so health cannot come from several tiles.
-        whole = Health(_entries(health)) if len(tiles) == 1 else self.rescaled(factor)
-        return Moved(whole, np.sum(sums, axis=0))
+        whole = Health(entries(numbers(health))) if len(tiles) == 1 else self.rescaled(factor)
+        return Moved(whole, np.sum([entries(numbers(some)) for some in sums], axis=0))
 
 
 class EagerCall(Call):
@@ -157,11 +183,11 @@ class EagerCall(Call):
         logits: Tensor,
         hidden: Tensor | None,
         dk: int,
-        scale: float,
-        cap: float = 0.0,
+        scale: float | Tensor,
+        cap: float | Tensor = 0.0,
     ) -> None:
         """Tensors as they entered the softmax; hidden: pairs that do not count."""
-        self.dk, self.scale, self._cap = dk, scale, cap
+        self.dk, self._scale, self._cap = dk, scale, cap
         self.layout, self.shape = layout, layout.shape
         self._scores, self._logits = layout.keys(scores), layout.keys(logits)
         self._null = layout.others(logits)
@@ -169,7 +195,7 @@ class EagerCall(Call):
         self.counted = ~hidden_bias(self._logits)
         if hidden is not None:
             self.counted = self.counted & ~layout.keys(hidden)
-        self.health = self._measure(self._scores, self._logits)
+        self.sums = self._measure(self._scores, self._logits)
 
     def drop_matrices(self) -> None:
         """Keep nothing but the statistics, and which pairs count."""
@@ -186,9 +212,9 @@ class EagerCall(Call):
         ):
             self._values = values.detach().reshape(*lead, *values.shape[-2:])
 
-    def _measure(self, scores: Tensor, logits: Tensor) -> Health:
+    def _measure(self, scores: Tensor, logits: Tensor) -> Tensor:
         sums = matrix_health(scores, logits, self.counted, self._null)
-        return Health(_entries(sums.reshape(*self.shape[:2], sums.shape[-1])))
+        return sums.reshape(*self.shape[:2], sums.shape[-1])
 
     def _matrix_of(self, matrices: Tensor, entry: int, head: int) -> Tensor:
         lead, flat = self.layout.lead, entry * self.shape[1] + head
@@ -205,7 +231,7 @@ class EagerCall(Call):
         return _matrix(logits.double().softmax(-1)[..., : self.shape[-1]])
 
     def rescaled(self, factor: float) -> Health:
-        return self._measure(*self._times(factor))
+        return Health(entries(numbers(self._measure(*self._times(factor)))))
 
     @torch.no_grad()
     def moved(self, factor: float) -> Moved:
@@ -215,7 +241,9 @@ class EagerCall(Call):
             both = [self._attend(x, rows) for x in (self._logits, logits)]
             parts.append(_moved_sums(self.counted[..., rows, :], *both))
         sums = torch.stack(parts).sum(0).reshape(*self.shape[:2], -1)
-        return Moved(self._measure(scores, logits), _entries(sums))
+        return Moved(
+            Health(entries(numbers(self._measure(scores, logits)))), entries(numbers(sums))
+        )
 
     def _times(self, factor: float) -> tuple[Tensor, Tensor]:
         """Scores, and the logits made of them, with a factor that 16 bits may not hold."""
@@ -311,11 +339,16 @@ def _moved_sums(counted: Tensor, before: Iterable[Tensor], after: Iterable[Tenso
     return torch.stack([row.cpu().double().sum(-1) for row in rows], -1)
 
 
-def _entries(sums: Tensor) -> Floats:
+def numbers(tensor: Tensor) -> Floats:
+    """Its values, which waits for its device."""
+    array: Floats = tensor.detach().cpu().double().numpy()
+    return array
+
+
+def entries(sums: Floats) -> Floats:
     """Sums as (batch, heads, columns), whatever the batch dimensions."""
-    array: Floats = sums.detach().cpu().numpy()
-    batch = math.prod(array.shape[:-2])  # not -1: a size of 0 elsewhere leaves it undetermined
-    return array.reshape(batch, *array.shape[-2:])
+    batch = math.prod(sums.shape[:-2])  # not -1: a size of 0 elsewhere leaves it undetermined
+    return sums.reshape(batch, *sums.shape[-2:])
 
 
 def _matrix(tensor: Tensor) -> Floats:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ._axes import FIRST, KEYS, SECOND, Axes, aligned, joined, new_axes, restrided, viewed
 from ._notes import (
+    Factor,
     Note,
     Operand,
     Path,
@@ -84,7 +85,7 @@ def follow(name: str, func: Any, args: Args, kwargs: Options, operand: Tensor | 
     if type(note) is Operand and name not in _CAREFUL:  # most of all calls
         result = func(*args, **kwargs)
         if isinstance(result, Tensor) and result.shape == operand.shape:  # type: ignore[union-attr]
-            if note.factor != 1 and name not in _LINEAR:
+            if name not in _LINEAR and (isinstance(note.factor, Tensor) or note.factor != 1):
                 note = Operand(note.path)  # a norm, say: what was multiplied before is gone
             write_note(result, note)
         return result
@@ -272,7 +273,7 @@ def _weights(
 # ---------------------------------------------------------------- single functions
 
 
-def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float | Tensor] | None:
+def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[Factor, float | Tensor] | None:
     """The number that a tensor was multiplied with: its mean over heads, and as it is."""
     if name in _NEGATES:
         return -1.0, -1.0
@@ -285,7 +286,9 @@ def _factor(name: str, args: Args, operand: Tensor | None) -> tuple[float, float
         if number.is_meta or not (number.numel() == 1 or _is_per_head(number, operand)):
             return None
         number = number.detach() if name in _TIMES else 1 / number.detach()
-        return number.float().mean().item(), number
+        mean = number.float().mean()
+        # On another device it stays a tensor: to read it would wait for all that is yet to do.
+        return (mean.item() if number.is_cpu else mean), number
     if not isinstance(number, int | float):
         return None
     number = float(number) if name in _TIMES else 1.0 / number

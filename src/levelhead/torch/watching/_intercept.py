@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..._health import Health
 from ..._result import AttentionResult
 from .. import _ops
 from .._attention import CallOptions, attention, compute, normalise
-from .._row_statistics import hidden_bias
+from .._row_statistics import hidden_bias, widened
 from .._tiled_health import tiled_gradients, tiled_health
 from . import _padding
 from ._attribution import ModuleNames, calling_module, common_frame, running_modules
@@ -31,7 +32,7 @@ from ._calls import Call, EagerCall, FusedCall, GradientCallbacks, Pending
 from ._eager_trace import BEGIN, PROPERTIES, follow, operand_of
 from ._layout import Layout, lay_out
 from ._math_path import is_written_out, write_out
-from ._notes import Scores, Weights, note_of, write_note
+from ._notes import Factor, Scores, Weights, note_of, write_note
 from ._products import PRODUCTS, follow_product, follow_sum
 from ._sdpa import has_values, is_plain, understand
 
@@ -59,6 +60,7 @@ _AROUND = {
     )
 }
 _AROUND_NAMES = {func.__name__ for func in _AROUND}
+_SDPA = F.scaled_dot_product_attention  # context_parallel puts another one in its place
 _SOFTMAX = {"softmax", "special_softmax", "_safe_softmax"}
 _OPERATIONS = {"scaled_dot_product_attention", "attention"} | _SOFTMAX
 
@@ -113,7 +115,7 @@ class Interceptor(TorchFunctionMode):
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         frame = sys._getframe(2)  # who called the function that was intercepted
-        if func is F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention or func is _SDPA:
             return self._scaled_dot_product(frame, func, args, kwargs)
         if func is attention:
             return self._attention(frame, func, *args, **kwargs)
@@ -127,8 +129,7 @@ class Interceptor(TorchFunctionMode):
             module = calling_module(listener.names, frame)
             reported.module, reported.other = module or "", module is None
             listener.on_call(reported)
-            if reported.on_gradients is not None:
-                callbacks.append(reported.on_gradients)
+            callbacks += reported.gradient_callbacks
 
     def _report_not_understood(self, frame: FrameType) -> None:
         """Report attention that was not understood."""
@@ -198,7 +199,7 @@ class Interceptor(TorchFunctionMode):
             output,
             rows if lse else None,
             matrix if weights else None,
-            type(call.health)(call.health.sums.reshape(shape)) if health else None,
+            Health(call.health.sums.reshape(shape)) if health else None,
         )
 
     def _run(
@@ -297,7 +298,7 @@ def _is_traced() -> bool:
     return _ops._transformed() or torch._C._get_tracing_state() is not None
 
 
-def _scale_of(tensor: Tensor) -> float:
+def _scale_of(tensor: Tensor) -> Factor:
     """What queries or keys were multiplied with before the call."""
     note = note_of(tensor)
     return 1.0 if note is None else note.factor
@@ -318,7 +319,7 @@ def _measure_gradients(
         if not callbacks or callbacks.counted is None:
             return
         matrices = grad if layout is None else layout.keys(grad)
-        seen = torch.where(callbacks.counted, matrices.double(), 0).square().sum((-2, -1))
+        seen = torch.where(callbacks.counted, widened(matrices), 0).square().sum((-2, -1))
         squares[name] = seen if layout is None else seen.reshape(layout.shape[:2])
         if len(squares) == 2:
             callbacks(torch.stack([squares["weights"], squares["logits"]], -1))

@@ -16,6 +16,7 @@ from ._axes import Axes, aligned, new_axes, viewed
 if TYPE_CHECKING:
     from ._calls import Pending
 
+Factor = float | Tensor  # a tensor on another device: to read it would wait for that
 _LONG = 32  # views of views
 
 
@@ -28,7 +29,7 @@ class Operand:
 
     __slots__ = ("factor", "path")
 
-    def __init__(self, path: Path | None = None, factor: float = 1.0) -> None:
+    def __init__(self, path: Path | None = None, factor: Factor = 1.0) -> None:
         self.path, self.factor = path, factor
 
     @property
@@ -50,11 +51,11 @@ class Scores:
 
     axes: Axes
     dk: int
-    scale: float
-    factor: float = 1.0
+    scale: Factor
+    factor: Factor = 1.0
     scores: Tensor | None = None
     hidden: Tensor | None = None
-    cap: float = 0.0
+    cap: Factor = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Weights:
     axes: Axes | None
     calls: tuple[Pending, ...]
     spread: bool | None = None
-    factor: float = 1.0
+    factor: Factor = 1.0
 
 
 Note = Operand | Scores | Weights

@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..._health import Finding, GradHealth, Health, Thresholds
 from ..._records import Alert, StepRecord
-from ...scaling import ScaleInUse
+from ...scaling import ScaleInUse, in_use
 from ._accumulator import Accumulator, Statistics
 from ._alerts import Alerts
+from ._calls import Call, entries
 from ._ranks import Ranks
 from ._scalars import Scalars
+from ._transfers import Transfers
 
 
 class Sums:
@@ -49,6 +53,7 @@ class Phase:
         self._scales: dict[str, ScaleInUse] = {}
         # In this step; recorded before it; recorded on this rank, and not merged with others.
         self._now, self._before, self._alone = Sums(), Sums(), Sums()
+        self._transfers = Transfers()  # of sums of this step
         self._calls = [0, 0]  # before this step, in it
         self._recorded = (0, -1)  # the first and the last step that were
 
@@ -57,6 +62,7 @@ class Phase:
 
     @property
     def _shown(self) -> tuple[Sums, ...]:
+        self._transfers.fetch()
         return (self._before,) if self.is_merged else (self._before, self._alone, self._now)
 
     @property
@@ -74,26 +80,39 @@ class Phase:
 
     def __bool__(self) -> bool:
         """Whether the current step has seen a call."""
-        return bool(self._now.health)
+        return self._calls[1] > 0
 
     @property
     def course(self) -> tuple[Finding, ...]:
         """What the course of the phase says now."""
         return self._alerts.course
 
-    def add_call(self, layer: str, health: Health, scale: ScaleInUse) -> None:
+    def add_call(self, layer: str, call: Call, width: int) -> None:
+        """width: of the model."""
         self._calls[1] += 1
-        self._now.health.add(layer, health)
-        self._scales[layer] = scale
+        health, dk = self._now.health, call.dk  # the call itself must not be held
 
-    def add_gradients(self, layer: str, gradients: GradHealth) -> None:
-        self._now.gradients.add(layer, gradients)
+        def keep_scale(scale: float) -> None:
+            self._scales[layer] = in_use(scale, dk, width)
+
+        self._transfers.add(call.sums, lambda sums: health.add(layer, Health(entries(sums))))
+        if call.scales is None:
+            keep_scale(call.scale)
+        else:
+            self._transfers.add(call.scales, lambda scales: keep_scale(float(scales.mean())))
+
+    def add_gradients(self, layer: str, sums: Tensor) -> None:
+        gradients = self._now.gradients
+        self._transfers.add(sums, lambda sums: gradients.add(layer, GradHealth(entries(sums))))
 
     def record(self, *joined: Phase, scalars: Scalars) -> StepRecord:
         """What is known of the current step, and of that of other phases, without alerts."""
-        return self._record([phase._now for phase in (self, *joined)], scalars)
+        return self._record([phase._now for phase in (self, *joined)], joined, scalars)
 
-    def _record(self, parts: list[Sums], scalars: Scalars) -> StepRecord:
+    def _record(self, parts: list[Sums], joined: tuple[Phase, ...], scalars: Scalars) -> StepRecord:
+        scalars.send(self._transfers)
+        for phase in (self, *joined):
+            phase._transfers.fetch()
         health = together(*(sums.health.merged() for sums in parts))
         gradients = together(*(sums.gradients.merged() for sums in parts))
         return StepRecord(
@@ -125,7 +144,7 @@ class Phase:
         """What all ranks have seen and not merged so far, as one step; another begins."""
         phases = (self, *joined)
         parts = [sums for phase in phases for sums in (phase._alone, phase._now)]
-        record = self._ranks.merge(self._record(parts, scalars), asked=True)
+        record = self._ranks.merge(self._record(parts, joined, scalars), asked=True)
         self.is_merged = True
         if not record.health:
             return None
@@ -159,6 +178,7 @@ class Phase:
         """Begin the current step anew; how many calls it had seen."""
         calls, self._calls[1] = self._calls[1], 0
         self._now.clear()
+        self._transfers.clear()
         return calls
 
     def take_over(self, phase: Phase) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
+from ..._health.statistics import Floats
 from ..._hints import shown
 from ..._options import number
+from ._transfers import Transfers
 
 _log = logging.getLogger("levelhead")
 _Value = float | Tensor
@@ -81,6 +84,21 @@ class Scalars:
 
     def forget_means(self) -> None:
         self._sums.clear()
+
+    def send(self, transfers: Transfers) -> None:
+        """Let what lies on devices be fetched with all else that is."""
+        for name, value in self._now.items():
+            if isinstance(value, Tensor) and not value.is_cpu:
+                transfers.add(value, functools.partial(self._came, name))
+        for name, (total, many) in self._sums.items():
+            if isinstance(total, Tensor) and not total.is_cpu:
+                transfers.add(total, functools.partial(self._came_sum, name, many))
+
+    def _came(self, name: str, value: Floats) -> None:
+        self._now[name] = float(value)
+
+    def _came_sum(self, name: str, many: int, total: Floats) -> None:
+        self._sums[name] = float(total), many
 
     def numbers(self) -> dict[str, float]:
         """Of the current step."""

@@ -10,12 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..._health import GradHealth
 from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
-from ...scaling import in_use
 from ._attribution import ModuleNames
 from ._calls import Call
 from ._forwards import Hook, after_backward, entry_modules, in_backward, without_gradients
@@ -312,13 +310,13 @@ class Steps:
             return
         layer = self._layer_of(call)
         if not again:
-            phase.add_call(layer, call.health, in_use(call.scale, call.dk, self._width(call)))
+            phase.add_call(layer, call, self._width(call))
         if evaluates:
             return
         if self._unended and not again:
             self._unended.forward()
         if self._gradients_wanted:
-            call.on_gradients = functools.partial(self._add_gradients, layer)
+            call.on_gradient_sums = functools.partial(self._add_gradients, layer)
 
     def _width(self, call: Call) -> int:
         """Of the model: as its configuration says, else as wide as all heads of the call."""
@@ -329,13 +327,13 @@ class Steps:
         if not (in_backward() or (self.trains and without_gradients())):
             self.not_understood[module] += 1
 
-    def _add_gradients(self, layer: str, gradients: GradHealth) -> None:
-        self.training.add_gradients(layer, gradients)
+    def _add_gradients(self, layer: str, sums: Tensor) -> None:
+        self.training.add_gradients(layer, sums)
         if self._unended:
             self._unended.backward()
 
     def _layer_of(self, call: Call) -> str:
         """The layer that a call belongs to. Calls of one module with other heads are kept apart."""
-        heads = call.health.shape[-1]
+        heads = call.shape[1]
         known = self._heads.setdefault(call.module, heads)
         return call.module if known == heads else f"{call.module} ({heads} heads)".strip()

@@ -71,5 +71,6 @@ class Unended:
 
 
 def _glimpse(parameter: Tensor) -> Tensor:
-    """A number of it."""
-    return parameter.detach().reshape(-1)[:1].cpu()
+    """A number of it, where it is; of one that is sharded, of the part that is here."""
+    here = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    return here.detach().reshape(-1)[:1]
