@@ -1,12 +1,12 @@
 """A head explodes, the watch tells, QK-norm cures it.
 
-    python examples/exploding_head.py
+    python examples/exploding_head.py [RUN.db]
 
-A small transformer learns which tokens it saw last, with a learning rate that is too large for
-its attention. The second run differs in one word: qk_norm.
+A small transformer learns at too large a rate; the second run has QK-norm. RUN.db keeps both.
 """
 
 import logging
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -34,12 +34,12 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def train(qk_norm: bool) -> None:
+def train(qk_norm: bool, store: str | None = None) -> None:
     """Train while a watch looks at every fifth step."""
     torch.manual_seed(0)
     model = Model(qk_norm)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.06)
-    with levelhead.torch.watch(model, every=5, on_alert=print) as seen:
+    with levelhead.torch.watch(model, every=5, on_alert=print, store=store) as seen:
         for _ in range(150):
             ids = torch.randint(TOKENS, (16, LENGTH))
             shares = F.one_hot(ids, TOKENS).float().unfold(1, LAST, 1).mean(-1).flatten(0, 1)
@@ -55,5 +55,5 @@ def train(qk_norm: bool) -> None:
 if __name__ == "__main__":
     logging.getLogger("levelhead").setLevel(logging.ERROR)  # we print its alerts ourselves
     torch.set_num_threads(1)  # quickest for a model this small
-    train(qk_norm=False)
-    train(qk_norm=True)
+    train(False, *sys.argv[1:])
+    train(True, *sys.argv[1:])

@@ -7,7 +7,14 @@ from leak_support import no_leaks
 
 # Many runs of tiny models: two threads of PyTorch spend most of their time waiting for each other,
 # and much more on a busy machine. How threads share work is tested elsewhere.
-ONE_THREAD = ("test_watch", "test_listen", "test_hf", "test_torch_tiled", "test_torch_nn")
+ONE_THREAD = (
+    "test_watch",
+    "test_listen",
+    "test_hf",
+    "test_torch_tiled",
+    "test_torch_nn",
+    "test_notebook",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,10 @@ import pytest
 
 import levelhead as lh
 from levelhead import cli
+from levelhead._health.verdicts import failable
 from levelhead._records import StepRecord
 from levelhead.checkup import TargetError
+from levelhead.lab import experiments
 from levelhead.store import Store
 
 MODELS = """
@@ -154,6 +156,23 @@ def test_help_is_short_and_shells_complete(run, monkeypatch, capsys):
     assert capsys.readouterr().out.split() == ["saturated"]
 
 
+def test_a_model_is_examined_against_another(run, here):
+    arguments = ("checkup", "cli_models:ill", "--against", "cli_models:well")
+    code, out, err = run(*arguments, "--json", "r.json", "--html", "p.html")
+    assert code == 0
+    assert "Against cli_models:well\n" in out and "Worse\n  2 heads: healthy → " in out
+    data = json.loads((here / "r.json").read_text())
+    assert data["model"] == "Layer (cli_models:ill)"
+    against = data["against"]
+    assert against["model"] == "Layer (cli_models:well)" and against["better"] == []
+    assert against["worse"][0].startswith("2 heads: healthy → ")
+    assert [head["verdict"] for head in against["layers"][0]["heads"]] == ["healthy"] * 2
+    page = (here / "p.html").read_text(encoding="utf-8")
+    assert "<title>Layer (cli_models:well) and Layer (cli_models:ill), compared" in page
+    code, out, err = run("checkup", "cli_models:ill", "--against", "nowhere")
+    assert (code, out) == (2, "") and "there is no folder nowhere" in err
+
+
 def test_fail_on_answers_no(run):
     assert run("checkup", "cli_models:well", "--fail-on", "collapsed")[0] == 0
     code, out, err = run("checkup", "cli_models:ill", "--fail-on", "collapsed")
@@ -256,6 +275,25 @@ def test_a_report_is_a_page_beside_the_run(run, here, store):
 def test_a_run_is_chosen_by_number_or_name(run, here, store, chosen):
     assert run("report", "run.db", "--run", chosen, "--html", "p.html")[0] == 0
     assert "Run first</title>" in (here / "p.html").read_text(encoding="utf-8")
+
+
+def test_a_page_is_opened_if_that_is_wanted(run, here, store, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    assert run("report", "run.db")[0] == 0 and opened == []
+    assert run("report", "run.db", "--open")[0] == 0
+    assert opened == [(here / "run.html").as_uri()]
+
+
+def test_two_runs_are_compared(run, here, store):
+    code, out, err = run("report", "run.db", "--compare", "first", "2")
+    assert (code, err) == (0, "levelhead: wrote run-compare.html\n")
+    assert out.startswith("Much the same: none of 2 heads need attention in second")
+    page = (here / "run-compare.html").read_text(encoding="utf-8")
+    assert "first and second, compared</title>" in page
+    code, out, err = run("report", "run.db", "--compare", "first", "third", "--html", "p.html")
+    assert (code, out) == (2, "") and "holds no run 'third'; its runs are: 1 (first)" in err
+    assert not (here / "p.html").exists()
 
 
 def test_bad_stores_are_one_sentence(run, here, store):
@@ -372,6 +410,46 @@ def test_help_and_version(run):
     assert {"checkup", "report", "bench"} <= set(out.split())
     assert "checkup" in "".join(run()[1:])
     assert run("chekup")[0] == 2
+
+
+def test_every_command_has_a_short_help(run):
+    code, out, _ = run("-h")
+    assert code == 0 and out == run("--help")[1]
+    commands = re.findall(r"^  ([a-z]+)  ", out.partition("Commands:")[2], re.MULTILINE)
+    assert {"checkup", "report", "lab", "explore", "bench"} <= set(commands)
+    for command in commands:
+        code, out, _ = run(command, "-h")
+        assert code == 0 and "-h, --help" in out
+        assert re.match(rf"Usage: .+ {command} ", out) and out == run(command, "--help")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("levelhead che", ["checkup"]),
+        ("levelhead checkup --fail-on s", ["saturated", "sink", "sharp"]),
+        ("levelhead checkup --fail-on ", list(failable())),
+        ("levelhead lab five_steps grad", ["gradients"]),
+        ("levelhead lab ", list(experiments())),
+        ("levelhead report ", []),  # files: the shell knows them
+    ],
+)
+def test_shells_complete_names(capsys, monkeypatch, typed, completed):
+    monkeypatch.setenv("_LEVELHEAD_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split(" ")) - 1))
+    with pytest.raises(SystemExit):
+        cli.app([], prog_name="levelhead")
+    assert capsys.readouterr().out.split() == completed
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_can_be_shown_for_any_shell(capsys, monkeypatch, shell):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    with pytest.raises(SystemExit) as left:
+        cli.app(["--show-completion", shell], prog_name="levelhead")
+    assert not left.value.code
+    assert "_LEVELHEAD_COMPLETE" in capsys.readouterr().out
 
 
 def test_it_runs_as_a_module():

@@ -1,9 +1,15 @@
 """The examples run as they are shown."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import nbformat
+import pytest
+
+import levelhead
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -28,3 +34,72 @@ def test_a_head_explodes_and_the_fix_keeps_it_healthy():
     assert "At step 145: no problems found in 8 heads." in cured
     losses = [float(re.search(r"loss ([\d.]+)", part)[1]) for part in (ill, cured)]
     assert losses[1] < 0.8 * losses[0]
+
+
+# ---------------------------------------------------------------- the notebook
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory):
+    """The notebook as it comes out now; an error in a cell ends it with an error."""
+    out = tmp_path_factory.mktemp("executed")
+    here = str(Path(levelhead.__file__).parents[1])  # for the kernel, which runs elsewhere
+    subprocess.run(
+        [sys.executable, EXAMPLES / "execute.py", "--out", out],
+        env=os.environ | {"PYTHONPATH": here},
+        timeout=300,
+        check=True,
+    )
+    return nbformat.read(out / "health.ipynb", as_version=4)
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return nbformat.read(EXAMPLES / "health.ipynb", as_version=4)
+
+
+def outputs(notebook):
+    return [each for cell in notebook.cells for each in cell.get("outputs", ())]
+
+
+def structure(notebook):
+    """What the cells show, without the numbers, which other machines round differently."""
+    return [(cell.source, [*map(parts, cell.get("outputs", ()))]) for cell in notebook.cells]
+
+
+def parts(output):
+    """What an output has, and the style of its drawing, which is the same on all machines."""
+    html = html_of(output)
+    there = [part for part in ("lh-headline", "lh-map", "<svg", "<details") if part in html]
+    style = re.findall("<style>.*?</style>", html, re.DOTALL)
+    return output.output_type, sorted(output.get("data", ())), there, style
+
+
+def html_of(output):
+    return output.get("data", {}).get("text/html", "")
+
+
+def test_the_notebook_runs_and_stores_what_it_shows(executed, stored):
+    nbformat.validate(stored)
+    assert structure(stored) == structure(executed)  # otherwise: python examples/execute.py
+    assert not [each for each in outputs(executed) if each.output_type == "error"]
+    assert not [each for each in outputs(executed) if each.get("name") == "stderr"]
+
+
+def test_the_notebook_tells_its_story(executed):
+    result, unscaled, ill, _, cured, run, cured_run = [
+        html_of(each) or each.text for each in outputs(executed)
+    ]
+    assert "1 of 8 heads needs attention" in result and "1 of 8 heads needs attention" in unscaled
+    assert "head 2: exploding" in unscaled  # without the scale
+    for html in (ill, run):  # one drawing for all calls of show() in a cell: the last
+        assert "30 steps recorded, 0 to 58" in html and "no problems found" not in html
+    for html in (cured, cured_run):
+        assert "30 steps recorded, 0 to 58" in html and "no problems found" in html
+
+
+def test_the_notebook_stores_nothing_of_its_machine(stored):
+    said = "".join(map(str, outputs(stored))) + str(stored.metadata)
+    paths = r"/(tmp|home|root|usr|opt|work|Users|var)/|site-packages"
+    assert not re.search(rf"{paths}|localhost|127\.0\.|\b{os.uname().nodename}\b", said)
+    assert all("execution" not in cell.metadata for cell in stored.cells)  # no times either

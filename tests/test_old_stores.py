@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_support import unpacked
 
 from levelhead import StepRecord, Thresholds
 from levelhead.report import run_page
@@ -51,7 +52,7 @@ def test_a_run_of_0_1_has_its_page(path):
     run = read_run(path)
     data = run_data(run)
     assert "1 of 4 heads needs attention: 1 exploding." in data["headline"]
-    assert [layer["verdicts"] for layer in data["layers"]] == [["···", "···"], ["···", "ppX"]]
+    assert [layer["verdicts"] for layer in unpacked(data)] == [["···", "···"], ["···", "ppX"]]
     assert "layers.1" in run_page(run)
 
 

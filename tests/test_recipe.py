@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from checkup_support import make_call, make_result
+from page_support import unpacked
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -200,7 +201,7 @@ def test_an_older_store_is_read_and_takes_new_runs(tmp_path):
     _, values = before.series("layers.1", "made_up_share")
     assert values.shape == (3, 2) and np.isnan(values).all()  # not known, and said so
     assert "exploding" in before.total()["layers.1"].verdicts()[0].verdict
-    assert run_data(before)["layers"][1]["last"][1]["made_up_share"] is None
+    assert "made_up_share" not in run_data(before)["packed"]
     watched(store=path)  # which adds the column
     assert read_run(path).series(LAYER, "made_up_share")[1][2, 1] > 0.8
     after = read_run(path, 1)
@@ -245,18 +246,24 @@ def test_the_page_of_a_run(tmp_path):
     for run in (read_run(path), seen._run()):
         data = run_data(run)
         assert data["headline"] == "At step 2: 1 of 2 heads needs attention: 1 fixated."
-        assert data["statistic"] == "made_up_share" and data["guides"]["made_up_share"] == [
-            0.8,
-            0.5,
-        ]
+        assert data["statistic"] == "made_up_share"
+        assert [guide["at"] for guide in data["guides"]["made_up_share"]] == [0.8, 0.5]
         assert data["fields"]["made_up_share"]["label"] == "made-up share"
-        (layer,) = data["layers"]
+        (layer,) = unpacked(data)
         assert layer["verdicts"][1][-1] == "F" and layer["levels"][1][-1] == "E"
         assert layer["series"]["made_up_share"][1][2] > 0.8
-        assert layer["last"][1]["made_up_share"] > 0.8
     html = run_page(seen._run())
     assert ".fixated { --of: var(--fixated); --on: var(--on-fixated); }" in html
     assert "--fixated: #123456;" in html and "--fixated: #654321;" in html
+
+
+def test_notebooks():
+    seen, _, _ = watched()
+    html = seen._repr_html_()
+    assert "At step 2: 1 of 2 heads needs attention: 1 fixated." in html
+    assert 'style="background-color:#123456;' in html and "light-dark(#123456, #654321)" in html
+    column = lh.Health.made_up_share.heading
+    assert f">{column}</th>" in html
 
 
 def test_the_page_the_json_and_the_text_of_a_checkup():

@@ -52,7 +52,7 @@ def test_a_statistic_is_explained(name):
     each = STATISTICS[name]
     assert each.label and re.fullmatch(r"[A-Z].*\.", each.meaning)
     assert each.definition or not each.is_field
-    assert not each.chart or STATISTICS[each.chart].is_field
+    assert each.chart in ("", name) or STATISTICS[each.chart].is_field
     assert len(each.heading) <= 8
     format(0.5, each.form)
     assert each.__doc__ == each.meaning and f"{name}: {each.meaning}" in (
@@ -142,13 +142,27 @@ def test_every_verdict_has_its_colours_on_a_page():
 
 def test_guides_are_the_thresholds_of_the_charts():
     guides = _tables.guides(lh.Thresholds(exploding=2.0))
-    assert set(guides) <= {*lh.Health.FIELDS, *lh.GradHealth.FIELDS}
-    assert guides["score_max"] == [10_000.0, 2.0, 100.0]
-    assert guides["first_key"] == [0.3]
+    assert set(guides) <= {each.name for each in _tables.charted()}
+    assert [guide["at"] for guide in guides["largest_score"]] == [10_000.0, 2.0, 100.0]
+    assert guides["largest_score"][1]["label"] == "exploding (error) from 2"
+    assert guides["entropy_ratio"][0]["label"] == "collapsed (warning) below 0.05"
+    assert guides["first_key"] == [{"at": 0.3, "label": "sink above 0.3", "verdict": "sink"}]
     assert "score_var" not in guides  # a standard deviation is no variance
 
 
-@pytest.mark.parametrize("asset", ["base.js", "map.js", "checkup.js", "run.js", "map.css"])
+def test_what_the_worst_verdicts_rest_on_is_drawn_first():
+    names = [each.name for each in _tables.charted()]
+    assert names[:3] == ["largest_score", "saturated", "entropy_ratio"]
+    assert {*lh.Health.FIELDS, *lh.GradHealth.FIELDS} <= set(names) and names[-1] in (
+        "pairs",
+        "empty_rows",
+    )
+
+
+@pytest.mark.parametrize(
+    "asset",
+    [*sorted(path.name for path in (ROOT / "src/levelhead/report/assets").glob("*.js")), "map.css"],
+)
 def test_assets_list_no_statistics_and_no_verdicts(asset):
     """They get them as data. A heading or a class that means a thing of its own is fine."""
     text = read(f"src/levelhead/report/assets/{asset}")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from page_support import unpacked
 from watch_support import Stack, lively, randn
 
 import levelhead.torch
@@ -62,14 +63,13 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
     pages = [run_data(run) for run in (read_run(tmp_path / "run.db"), seen._run())]
     for page in pages:
         assert page["headline"] == f"At step 24: saturated: {names['saturated', 'model'].reason}."
-        assert page["findings"] == [
+        assert [page["told"][which] for which in page["said"][-1]] == [
             {"mark": "saturated", "level": "warning", "text": str(names["saturated", "model"])},
             {"mark": "saturated", "level": "warning", "text": str(scale)},
         ]
-    assert [layer["levels"] for layer in pages[0]["layers"]] == [
-        layer["levels"] for layer in pages[1]["layers"]
-    ]
-    marks = "".join(pages[0]["layers"][0]["levels"])
+    levels, held = ([layer["levels"] for layer in unpacked(page)] for page in pages)
+    assert levels == held
+    marks = "".join(levels[0])
     assert "!" in marks and "!" not in marks[: alert.step]
 
 
@@ -115,7 +115,8 @@ def test_thresholds_of_ones_own_reach_alerts_findings_and_the_page(tmp_path):
     assert (alert.verdict, alert.level, alert.heads) == ("exploding", "error", len(found))
     page = run_data(read_run(path))
     assert f"{alert.heads} of 8 heads need attention: {alert.heads} exploding." in page["headline"]
-    assert [each["text"] for each in page["alerts"]] == [str(alert)]
+    (group,) = page["alerts"]
+    assert [(each["step"], each["reason"]) for each in group["alerts"]] == [(0, alert.reason)]
     assert {str(each) for each in read_run(path).findings()} == {str(f) for f in seen.findings()}
 
 
@@ -169,8 +170,12 @@ def test_scales_and_alerts_come_back(tmp_path):
     assert run.alerts == [alert, over] and run.scales == {"a": scale}
     assert [each.reason for each in run.findings() if each.name == "scale"]
     page = run_data(run)
-    assert [each["text"] for each in page["alerts"]] == [str(over), str(alert)]
-    assert all(each["mark"] == "saturated" for each in page["alerts"])
+    (group,) = page["alerts"]
+    assert (group["mark"], group["hint"], group["level"]) == ("saturated", "mend it", "warning")
+    assert [(each["step"], each["level"]) for each in group["alerts"]] == [
+        (9, "ok"),
+        (5, "warning"),
+    ]
     json.dumps(page, allow_nan=False)
 
 

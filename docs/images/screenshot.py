@@ -1,4 +1,4 @@
-"""Makes the pictures of this folder: python docs/images/screenshot.py, or only animation.
+"""Makes the pictures of this folder: python docs/images/screenshot.py, or only one of them.
 
 Needs levelhead[dev], and a Chromium on the path or in LEVELHEAD_CHROMIUM. The animation takes some
 minutes, most of them to make its file small.
@@ -7,6 +7,7 @@ minutes, most of them to make its file small.
 import io
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +17,8 @@ from playwright.sync_api import Browser, sync_playwright
 
 from levelhead.checkup import examine, load
 from levelhead.explore import write_explorer
-from levelhead.report import checkup_page
+from levelhead.report import checkup_page, compare_page, compare_runs, run_page
+from levelhead.store import read_run
 
 WIDTH, HEIGHT = 1200, 1660
 
@@ -88,6 +90,24 @@ def animation(browser: Browser, folder: Path) -> None:
         frames[0].save(Path(__file__).with_name(name), **movie, **small)
 
 
+def run(browser: Browser, folder: Path) -> None:
+    """Train the example, and photograph its run and the comparison with its cure."""
+    example = Path(__file__).parents[2] / "examples" / "exploding_head.py"
+    store = folder / "run.db"
+    subprocess.run([sys.executable, example, store], check=True, stdout=subprocess.DEVNULL)
+    pages = {
+        "run": (run_page(read_run(store, 1)), 1190),
+        "compare": (compare_page(compare_runs(store, "1", "2")), 1500),
+    }
+    for name, (text, height) in pages.items():
+        page = folder / f"{name}.html"
+        page.write_text(text, encoding="utf-8")
+        tab = browser.new_page(viewport={"width": WIDTH, "height": height})
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("[data-testid=cell]")
+        tab.screenshot(path=Path(__file__).with_name(f"{name}.png"))
+
+
 def main(*wanted: str) -> None:
     """Make the pictures that are named, or all."""
     chromium = os.environ.get("LEVELHEAD_CHROMIUM") or shutil.which("chromium")
@@ -95,7 +115,7 @@ def main(*wanted: str) -> None:
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--headless=new", "--no-sandbox", "--disable-gpu"]
         )
-        for make in (checkup, explore, animation):
+        for make in (checkup, explore, run, animation):
             if not wanted or make.__name__ in wanted:
                 make(browser, Path(folder))
         browser.close()

@@ -31,6 +31,11 @@ class AttentionResult(NamedTuple):
     def __repr__(self) -> str:
         return _brief(self)
 
+    def _repr_html_(self) -> str:
+        from .report._notebook import result_html  # noqa: PLC0415
+
+        return result_html(self)
+
 
 class AttentionGradients(NamedTuple):
     """The gradients of query, key and value, each shaped like its input.

@@ -25,11 +25,20 @@ from ._progress import progress
 from .checkup import TargetError, examine, is_sentence, load
 from .explore import write_explorer
 from .lab import Finished, LabError, progress_bar, verdict_words
+from .lab import experiments as list_experiments
 from .lab import run as run_lab
+from .live import LiveError
+from .live import live as follow
 from .report import (
+    CompareError,
     checkup_json,
     checkup_page,
     checkup_text,
+    compare_checkups,
+    compare_page,
+    compare_runs,
+    comparison_json,
+    comparison_text,
     failing,
     write_run_page,
 )
@@ -42,6 +51,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Attention that reports its own health.",
 )
+_PLAIN = (TargetError, OutputError, StoreError, LabError, LiveError, CompareError)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -90,6 +100,10 @@ def checkup(
         list[float] | None,
         typer.Option(metavar="F", min=0, help="Also compare with F times the scale in use."),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="TARGET", help="Compare with another model, such as its base."),
+    ] = None,
     open_it: Annotated[
         bool,
         typer.Option("--open/--no-open", help="Show the page (checkup.html without --html)."),
@@ -112,13 +126,20 @@ def checkup(
                 factors=scale_factor or (),
                 on_input=lambda done, total: tell("Reading the inputs", done=done, total=total),
             )
+            comparison = None
+            if against is not None:
+                tell(f"Examining {against}")
+                comparison = compare_checkups(examine(load(against, text)), result)
+                result["against"] = comparison_json(comparison)
             tell("Writing")
             if json is not None:
                 write_whole(json, checkup_json(result))
             if html is not None:
-                write_whole(html, checkup_page(result))
+                write_whole(html, compare_page(comparison) if comparison else checkup_page(result))
         console = _console()
         console.print(checkup_text(result, console.width))
+        if comparison is not None:
+            print(f"\nAgainst {against}\n{comparison_text(comparison)}")
         for path in filter(None, (html, json)):
             _say(f"wrote {path}")
         if open_it and html is not None:
@@ -138,6 +159,13 @@ def report(
         str | None,
         typer.Option(metavar="N", help="The run's number or name; the latest by default."),
     ] = None,
+    compare: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Two runs side by side: numbers, names or other stores."),
+    ] = None,
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """The page of a watched run, finished or still running."""
@@ -145,18 +173,46 @@ def report(
         _check_outputs(html)
         with progress() as tell:
             tell(f"Reading {run_db}")
-            chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
-            page = html or run_db.with_suffix(".html")
-            _check_outputs(page, keep=run_db)
-            tell(f"Writing {page}")
-            write_run_page(page, chosen)
+            if compare is not None:
+                page = html or run_db.with_name(f"{run_db.stem}-compare.html")
+                comparison = compare_runs(run_db, *compare)
+                _check_outputs(page, keep=run_db)
+                write_whole(page, compare_page(comparison))
+            else:
+                chosen = read_run(run_db, int(run) if run and run.isdecimal() else run)
+                page = html or run_db.with_suffix(".html")
+                _check_outputs(page, keep=run_db)
+                part = f"Writing {page}"
+                write_run_page(page, chosen, lambda done, of: tell(part, done=done, total=of))
+        if compare is not None:
+            print(comparison_text(comparison))
         _say(f"wrote {page}")
+        if open_it:
+            _show(page)
+
+
+@app.command()
+def live(
+    run_db: Annotated[Path, typer.Argument(metavar="RUN.db", help="The store of a watch.")],
+    port: Annotated[int, typer.Option(help="By default any that is free.", min=0, max=65535)] = 0,
+    open_it: Annotated[
+        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
+    ] = True,
+    debug: Debug = False,
+) -> None:
+    """A local page that follows a run while it is written. Prints its address; Ctrl-C ends it."""
+    with plain_errors(debug):
+        follow(run_db, port=port, open_it=open_it)
 
 
 @app.command()
 def lab(
     experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names or claim numbers; all by default.")
+        list[str] | None,
+        typer.Argument(
+            help="Names or claim numbers; all by default.",
+            autocompletion=list_experiments,
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
     out: Annotated[
@@ -236,7 +292,7 @@ def plain_errors(debug: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         _say("interrupted")
         raise typer.Exit(130) from None
-    except (TargetError, OutputError, StoreError, LabError) as error:
+    except _PLAIN as error:
         if debug:
             traceback.print_exc()
         _say(str(error))

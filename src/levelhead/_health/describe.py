@@ -99,7 +99,7 @@ def count(heads: Iterable[Head]) -> dict[str, int]:
 
 def listed(counts: Mapping[str, int]) -> str:
     """Counts in words: '2 saturated, 1 sharp'."""
-    return ", ".join(f"{many} {verdict}" for verdict, many in counts.items())
+    return ", ".join(f"{many:,} {verdict}" for verdict, many in counts.items())
 
 
 def at_steps(steps: Iterable[int]) -> str:
@@ -120,8 +120,9 @@ def headline(heads: Sequence[Head], when: str = "", findings: Sequence[Finding] 
     if loud := [finding for finding in wide if finding.is_loud]:
         said = f"{loud[0].name}: {loud[0].reason}."
     elif ill:
-        verb = "needs" if len(ill) == 1 else "need"
-        said = f"{len(ill)} of {plural(len(heads), 'head')} {verb} attention: {listed(count(ill))}."
+        need = "needs" if len(ill) == 1 else "need"
+        many = f"{len(ill):,} of {plural(len(heads), 'head')}"
+        said = f"{many} {need} attention: {listed(count(ill))}."
     elif short == len(heads):
         said = f"none of the {plural(short, 'head')} could be judged: the rows are too short."
     elif short:
@@ -153,6 +154,15 @@ def in_brief(health: PerHead) -> str:
     return heads
 
 
+def seen_in(heads: Sequence[Head]) -> list[str]:
+    """What was seen, for a list: '4 heads', '128 rows', '1,024 visible pairs'."""
+    seen = [plural(len(heads), "head")]
+    for name, noun in _SEEN.items():
+        total = sum(head[name] or 0 for head in heads)
+        seen += [plural(total, noun)] if total or name == "rows" else []
+    return seen
+
+
 # ------------------------------------------------------------ tables
 
 
@@ -160,12 +170,9 @@ def health_table(health: Health, most: int | None = None) -> str:
     """What was seen in one line, then a line per head, the worst first."""
     heads = describe(Evidence({"": health}))[""]
     heads.sort(key=severity)
-    seen = [plural(len(heads), "head")]
-    for name, noun in _SEEN.items():
-        total = sum(head[name] or 0 for head in heads)
-        seen += [plural(total, noun)] if total or name == "rows" else []
     names = [f"{judged_as(head)}{_FEW if head['verdict'] == SHORT else ''}" for head in heads]
-    return "\n".join([", ".join(seen), *_lines(type(health), heads, {"verdict": names}, most)])
+    lines = _lines(type(health), heads, {"verdict": names}, most)
+    return "\n".join([", ".join(seen_in(heads)), *lines])
 
 
 def gradient_table(gradients: GradHealth, most: int | None = None) -> str:

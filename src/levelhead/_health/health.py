@@ -193,6 +193,11 @@ class Health(ForwardStatistics, PerHead):
     def __str__(self) -> str:
         return f"attention health: {health_table(self)}"
 
+    def _repr_html_(self) -> str:
+        from ..report._notebook import health_html  # noqa: PLC0415
+
+        return health_html(self)
+
     def __repr__(self) -> str:
         return f"Health of shape {self.shape}: {health_table(self, MOST_IN_REPR)}"
 

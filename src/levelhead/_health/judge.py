@@ -84,9 +84,8 @@ def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str,
 def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[Finding]:
     """All that there is to say, the worst first: of the model, of layers, of single heads."""
     heads = Heads(evidence, thresholds or Thresholds())
-    course = evidence.course or ()
-    found = [finding for finding in course if finding.scope != HEAD]
-    since = {finding.key: finding.since for finding in course}
+    found = wide_findings(heads)
+    since = {finding.key: finding.since for finding in evidence.course or ()}
     for layer, place in heads.places.items():
         for verdict in Judgement(heads, place):
             if told := heads.told.get(place.start + verdict.head):
@@ -94,7 +93,13 @@ def findings(evidence: Evidence, thresholds: Thresholds | None = None) -> list[F
             elif verdict.verdict not in (HEALTHY, SHORT):
                 own = heads.finding(layer, verdict)
                 found.append(replace(own, since=since.get(own.key)))
-    return worst_first([*found, *_choosing_nothing(heads), *_scales(heads)])
+    return worst_first(found)
+
+
+def wide_findings(heads: Heads) -> list[Finding]:
+    """Those of the model and of layers, the worst first."""
+    course = [finding for finding in heads.evidence.course or () if finding.scope != HEAD]
+    return worst_first([*course, *_choosing_nothing(heads), *_scales(heads)])
 
 
 def _scales(heads: Heads) -> list[Finding]:

@@ -44,7 +44,7 @@ class Statistic:
     tracked:    trackers such as TensorBoard get it unless others are asked for
     compared:   how one number is made of all heads where scales are compared; "" leaves it out
     form:       how such a number is written; with a percent sign it is a share
-    chart:      the field whose chart shows it, for one that is no field itself
+    chart:      the statistic whose chart shows it, for one that is no field: itself, or a field
     log:        its chart reads best with a logarithmic axis
     is_field:   it is one of FIELDS, which are stored, sent and shown everywhere
     column:     what is summed; by default it has the statistic's name, "" is none
@@ -278,7 +278,8 @@ class ForwardStatistics:
         heading="|score|",
         compared="max",
         form=",.3g",
-        chart="score_max",
+        chart="largest_score",
+        log=True,
         is_field=False,
     )
     score_std = Derived(
@@ -287,6 +288,7 @@ class ForwardStatistics:
         formula=lambda health: np.sqrt(health.score_var),
         bad="high",
         heading="std",
+        chart="score_std",
         is_field=False,
     )
     large_scores = Mean(

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+LONGEST_NAME = 44
+
+
+def cut(name: str) -> str:
+    """A name that is no longer than LONGEST_NAME."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
 
 def short_names(names: Sequence[str]) -> list[str]:
     """The names without the parts that all share, but for the part before the first difference.

@@ -27,6 +27,7 @@ def page(
     *,
     plotly: bool = True,
     packed: Mapping[str, str] | None = None,
+    served: bool = False,
 ) -> str:
     """A whole page: light and dark, for laptops and phones, with plotly.js inside.
 
@@ -43,19 +44,22 @@ def page(
     style:  CSS after that of assets/base.css
     plotly: a page that draws by itself is smaller by 4 MB without it
     packed: what is large, by name, as `pack` compresses it; LH.unpack(name) promises its bytes
+    served: it may ask the server that it came from
     """
     blocks = "".join(
         f'<script type="text/plain" id="{name}">{content}</script>\n'
         for name, content in (packed or {}).items()
     )
     charts = f"<script>{_plotly()}</script>\n" if plotly else ""
+    policy = f"{_POLICY}; connect-src 'self'" if served else _POLICY
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
 <title>{escape(title)}</title>
 <style>
 {asset("base.css")}{style}</style>

@@ -4,106 +4,96 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from .._files import write_whole
-from .._health import Evidence, GradHealth, Health, findings, judge
-from .._health.describe import at_steps, describe, headline, plural
-from .._health.findings import HEAD
-from .._health.judge import severity
-from .._health.numbers import plain
-from .._health.verdicts import MARKS, SHARP, SHORT, VERDICTS
+from .._health import LEVELS
+from .._health.describe import plural
+from .._health.verdicts import ranked
 from ..store import Run
+from ._alerts import alert_groups, finding_spans, said_of
 from ._names import short_names
 from ._page import asset, page
-from ._series import thinned
-from ._tables import colours, fields, guides, legend, telling
+from ._points import NOT_THERE, OnPoint, Plan, Points, plan
+from ._scalars import scalar_lines
+from ._tables import colours, explained, guides, telling
 
-MOST_ALERTS = 500
-
-
-def write_run_page(path: str | os.PathLike[str], run: Run) -> None:
-    """Write the page of a run to a file, whole or not at all."""
-    write_whole(Path(path), run_page(run))
+SCRIPTS = ("packed.js", "draw.js", "run.js", "timeline.js", "heads.js", "layers.js")
 
 
-def run_page(run: Run) -> str:
+def write_run_page(
+    path: str | os.PathLike[str], run: Run, on_point: OnPoint = lambda *_: None
+) -> None:
+    """Write the page of a run to a file, whole or not at all.
+
+    on_point: called with (points read, points in all)
+    """
+    write_whole(Path(path), run_page(run, on_point))
+
+
+def run_page(run: Run, on_point: OnPoint = lambda *_: None) -> str:
     """The page of a run as one HTML file."""
-    script = asset("map.js") + asset("run.js")
     title = f"Run {run.name}" if run.name else "A watched run"
-    return page(title, asset("run.html"), run_data(run), script, colours() + asset("map.css"))
+    return _framed(title, run_data(run, on_point), "begin.js")
 
 
-def run_data(run: Run) -> dict[str, Any]:
+def live_page(name: str) -> str:
+    """The page of a run that is followed: it asks its server for all that it shows."""
+    return _framed(f"Live: {name}", {}, "live.js", served=True)
+
+
+def _framed(title: str, data: dict[str, Any], begin: str, *, served: bool = False) -> str:
+    script = "".join(map(asset, (*SCRIPTS, begin)))
+    style = colours() + asset("map.css") + asset("run.css")
+    return page(title, asset("run.html"), data, script, style, plotly=False, served=served)
+
+
+def run_data(run: Run, on_point: OnPoint = lambda *_: None) -> dict[str, Any]:
     """All that the page shows, words included: its script only draws."""
-    steps, lines, scalars = thinned(run)
-    latest, last_steps = run.latest()
-    layers = list(latest.health)
-    # Of all steps together: sharp heads are judged by how the run has gone until now.
-    whole = Evidence(run.total(), run.total_gradients(), latest.course)
-    found = findings(latest, run.thresholds)
-    heads = describe(whole, judge(whole, run.thresholds))
-    last = describe(latest, judge(latest, run.thresholds))
-    now = [(place, head) for place, layer in enumerate(layers) for head in last[layer]]
-    worst = min(now, key=lambda entry: severity(entry[1]), default=None)
-    chart = telling(worst[1]) if worst else None
+    planned, points = plan(run), Points()
+    points.read(run, planned.groups, on_point)
+    return points_data(run, planned, points)
+
+
+def points_data(run: Run, planned: Plan, points: Points, start: int = 0) -> dict[str, Any]:
+    """The same of points that were read; of their numbers those from a point on."""
+    layout, worst = points.layout(), points.worst()
+    names = dict(zip(layout, short_names(list(layout)), strict=True))
+    told = {str(each): said_of(each) for point in points.points for each in point.findings}
+    which = {text: place for place, text in enumerate(told)}
+    packed, left_out = points.packed(start)
+    no_room = f"{plural(left_out, 'statistic')} had no room on this page." if left_out else ""
     return {
-        "headline": headline([head for _, head in now], at_steps(last_steps), found)
-        if now
-        else "No step is recorded yet.",
+        "headline": points.points[-1].headline if points.points else "No step is recorded yet.",
         "about": _about(run),
-        "findings": [
-            {"mark": _mark(each.name), "level": each.level, "text": str(each)}
-            for each in [
-                *(each for each in found if each.scope != HEAD),
-                *[each for each in found if each.scope == HEAD and each.forecast][:1],
-            ]
-        ],
         "made": f"Made by levelhead {__version__} at {_clock(time.time())}.",
-        "legend": legend(),
-        "levels": MARKS,
-        "unjudged": SHORT,
-        "fields": fields(Health, GradHealth),
+        "thinned": " ".join(filter(None, [planned.words, no_room])),
+        "legend": {
+            name: {"letter": rule.letter, "meaning": rule.meaning, "hint": rule.hint}
+            for name, rule in ranked().items()
+        },
+        "levels": LEVELS,
+        "not_there": NOT_THERE,
+        "fields": explained(),
         "guides": guides(run.thresholds),
-        "steps": steps,
-        "scalars": scalars,
+        "steps": [point.step for point in points.points],
+        "headlines": [point.headline for point in points.points],
+        "told": list(told.values()),
+        "said": [[which[str(each)] for each in point.findings] for point in points.points],
+        "spans": finding_spans(points.points),
+        "scalars": scalar_lines(run),
         "layers": [
-            {"name": layer, "short": name, "heads": heads[layer], "last": last[layer]}
-            | lines[layer]
-            for layer, name in zip(layers, short_names(layers), strict=True)
+            {"name": layer, "short": names[layer], "heads": heads}
+            for layer, heads in layout.items()
         ],
-        "worst": None if worst is None else {"layer": worst[0], "head": worst[1]["head"]},
-        "statistic": chart.name if chart else None,
-        "axis": "log" if chart and chart.log else "linear",
-        "alerts": _alerts(run, layers),
-        "alerts_left_out": max(0, len(run.alerts) - MOST_ALERTS),
+        "worst": worst and {"layer": list(layout).index(worst[0]), "head": worst[1]},
+        "statistic": worst and telling({"verdict": worst[2]}).name,
+        "alerts": alert_groups(run.alerts, names),
+        "start": start,
+        "packed": packed,
     }
-
-
-def _alerts(run: Run, layers: Sequence[str]) -> list[dict[str, Any]]:
-    """The latest alerts, the newest first, each with the place of its layer."""
-    places = {layer: place for place, layer in enumerate(layers)}
-    return [
-        plain(asdict(alert))
-        | {"layer": places[alert.layer], "text": str(alert), "mark": _mark(alert.verdict)}
-        for alert in reversed(run.alerts[-MOST_ALERTS:])
-        if alert.layer in places
-    ]
-
-
-def _mark(verdict: str) -> str:
-    """The head's verdict whose letter and colour a finding of the whole model takes."""
-    return (
-        verdict
-        if verdict in VERDICTS
-        else "saturated"
-        if verdict in (*SHARP, "scale")
-        else "uniform"
-    )
 
 
 def _about(run: Run) -> str:

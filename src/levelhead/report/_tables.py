@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._health import GradHealth, Health, PerHead, Thresholds
+from .._health.numbers import number
 from .._health.statistics import Count, Statistic, statistics_of
-from .._health.verdicts import VERDICTS, ranked
+from .._health.verdicts import LOUD, VERDICTS, ranked
 
 
 def legend() -> dict[str, dict[str, str]]:
@@ -38,6 +39,32 @@ def _explained(found: list[Statistic]) -> dict[str, dict[str, Any]]:
     }
 
 
+def explained() -> dict[str, dict[str, Any]]:
+    """The statistics that have a chart, and how to draw and read it."""
+    return {
+        each.name: {
+            "label": each.label,
+            "meaning": each.meaning,
+            "log": each.log,
+            "bad": each.bad,
+        }
+        for each in charted()
+    }
+
+
+def charted() -> list[Statistic]:
+    """The statistics that have a chart: first what the worst verdicts rest on, counts last."""
+    table: dict[str, Statistic] = statistics_of(Health) | statistics_of(GradHealth)
+    limits = [limit for rule in ranked().values() for case in rule.cases for limit in case.limits]
+    telling = list(dict.fromkeys(table[limit.statistic].chart for limit in limits))
+
+    def rank(each: Statistic) -> tuple[bool, int, bool, bool]:
+        place = telling.index(each.name) if each.name in telling else len(telling)
+        return isinstance(each, Count), place, not each.heading, not each.tracked
+
+    return sorted((each for each in table.values() if each.chart == each.name), key=rank)
+
+
 def colours() -> str:
     """CSS: the colours of every verdict, and a class with its name that has them."""
     coloured = {name: rule.colour for name, rule in VERDICTS.items() if rule.colour is not None}
@@ -60,15 +87,29 @@ def _pair(name: str, pair: tuple[str, str]) -> str:
     return f"  --{name}: {fill};\n  --on-{name}: {ink};\n"
 
 
-def guides(thresholds: Thresholds) -> dict[str, list[float]]:
-    """Where verdicts begin, as lines in the chart of the statistic they rest on."""
+class Guide(NamedTuple):
+    """Where a verdict begins: a labelled line in the chart of the statistic it rests on."""
+
+    at: float
+    label: str
+    verdict: str
+
+
+_SIDES = {">=": "from", ">": "above", "<": "below"}
+
+
+def guides(thresholds: Thresholds) -> dict[str, list[dict[str, Any]]]:
+    """By statistic, the worst verdict first."""
     table: dict[str, Statistic] = statistics_of(Health) | statistics_of(GradHealth)
-    found: dict[str, list[float]] = {}
-    for rule in VERDICTS.values():
+    found: dict[str, list[dict[str, Any]]] = {}
+    for verdict, rule in ranked().items():
         for case in rule.cases:
+            level = f" ({case.level})" if case.level in LOUD else ""
             for limit in case.limits:
+                at = limit.at(thresholds)
+                label = f"{verdict}{level} {_SIDES[limit.sign]} {number(at)}"
                 if chart := table[limit.statistic].chart:
-                    found.setdefault(chart, []).append(limit.at(thresholds))
+                    found.setdefault(chart, []).append(Guide(at, label, verdict)._asdict())
     return found
 
 

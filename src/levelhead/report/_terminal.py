@@ -26,13 +26,12 @@ from .._health.numbers import number
 from .._health.table import GAP, table
 from .._health.verdicts import HEALTHY, LOUD, VERDICTS, ranked
 from ..checkup._what_if import compared
-from ._names import short_names
+from ._names import cut, short_names
 from ._scales import ABOUT, NOT_KNOWN, in_short, in_use, is_known, label
 from ._words import findings_of, subtitle
 
 Result = Mapping[str, Any]
 MOST_HEADS_IN_WORDS = 8
-LONGEST_NAME = 44
 
 
 def checkup_text(result: Result, width: int) -> RenderableType:
@@ -73,7 +72,7 @@ def _map(result: Result, names: Mapping[str, str], width: int) -> Iterator[Text]
         letters = [VERDICTS[head["verdict"]].letter for head in layer["heads"]]
         worst = min(layer["heads"], key=severity)
         words = f"{worst['head']} {worst['verdict']}: {worst['reason']}"
-        rows.append([_cut(names[layer["name"]]), "".join(x.center(cell) for x in letters), words])
+        rows.append([cut(names[layer["name"]]), "".join(x.center(cell) for x in letters), words])
     top, lines = table(["layer", "heads", "worst head"], rows, "<<<", width - len(GAP))
     yield from (_line(*line, style="dim") for line in top)
     for name, blocks, words in lines:
@@ -82,10 +81,6 @@ def _map(result: Result, names: Mapping[str, str], width: int) -> Iterator[Text]
             coloured.stylize(styles.get(blocks[at : at + cell].strip(), ""), at, at + cell)
         worst, *reason = words.partition(":") if blocks.strip() else ("", words)
         yield _line(name, coloured, Text.assemble((worst, "bold"), *reason))
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def _line(*cells: str | Text, style: str = "") -> Text:

@@ -26,10 +26,12 @@ from .._health import (
     findings,
 )
 from .._health.describe import plural
+from .._health.statistics import statistics_of
 from .._hints import did_you_mean, shown
 from .._records import INFERENCE, PHASES, TRAINING, Alert, StepRecord
 from ..scaling import ScaleInUse
 from ._check import file_path
+from ._moments import Moment, aligned, moment_of, read_moment
 from ._open import FilePath, StoreError, reading
 from ._schema import ALERT_COLUMNS, SUMS, columns_of
 
@@ -69,6 +71,7 @@ class Run:
     thresholds: Thresholds
     scalars: Mapping[str, _Series]
     _source: Callable[[str, type[PerHead]], _Series]
+    _moment: Callable[[Sequence[int]], Moment]
     path: Path | None = None
     courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
@@ -111,6 +114,7 @@ class Run:
                 (record.step, *scalar) for record in records for scalar in record.scalars.items()
             ),
             _source=source,
+            _moment=partial(moment_of, records),
             courses=_courses(records),
             scales={name: each for record in records for name, each in record.scales.items()},
         )
@@ -126,10 +130,10 @@ class Run:
     def series(self, layer: str, statistic: str) -> _Series:
         """One statistic over time: its steps, and an array of shape (steps, heads).
 
-        statistic: a field of `Health` or `GradHealth`, such as "entropy" or "survival"
+        statistic: of `Health` or `GradHealth`, such as "entropy", "largest_score" or "survival"
         """
-        kind = GradHealth if statistic in GradHealth.FIELDS else Health
-        known(statistic, "statistic", (*Health.FIELDS, *GradHealth.FIELDS))
+        kind = GradHealth if statistic in statistics_of(GradHealth) else Health
+        known(statistic, "statistic", (*statistics_of(Health), *statistics_of(GradHealth)))
         steps, sums = self._sums(layer, kind)
         return steps, np.asarray(getattr(kind(sums), statistic), np.float64)
 
@@ -159,6 +163,11 @@ class Run:
         now = {layer: part for layer, (_, part) in health.items()}
         return Evidence(now, gradients, course, self.scales), steps
 
+    def together(self, places: Sequence[int]) -> Evidence:
+        """Some steps together, by their places in `steps`; nothing of them is kept in memory."""
+        course = self.course_at(self.steps[places[-1]])
+        return Evidence(*self._moment(places), course, self.scales)
+
     def course_at(self, step: int) -> tuple[Finding, ...] | None:
         """What the course of the run said at a step; None if that is not known."""
         known = [course for at, course in self.courses if at <= step]
@@ -167,6 +176,11 @@ class Run:
     def findings(self) -> list[Finding]:
         """What there is to say of the run as it was last, the worst first."""
         return findings(self.latest()[0], self.thresholds)
+
+    def _repr_html_(self) -> str:
+        from ..report._notebook import run_html  # noqa: PLC0415
+
+        return run_html(self)
 
     def __repr__(self) -> str:
         name = f"run {self.id} {self.name!r} in {str(self.path)!r}" if self.path else "a run"
@@ -193,13 +207,8 @@ class Run:
 
 
 def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Series:
-    """Sums of several steps as one array; a step with fewer heads gets some that saw nothing."""
-    heads = max((len(sums) for _, sums in steps), default=0)
-    nothing = kind._combine(np.empty((0, heads, len(kind.COLUMNS))))
-    together = np.repeat(nothing[None], len(steps), axis=0)
-    for place, (_, sums) in enumerate(steps):
-        together[place, : len(sums)] = sums
-    return np.array([step for step, _ in steps], np.int64), together
+    sums = aligned(kind, [part for _, part in steps])
+    return np.array([step for step, _ in steps], np.int64), sums
 
 
 def _courses(records: Iterable[StepRecord]) -> list[tuple[int, tuple[Finding, ...]]]:
@@ -338,6 +347,7 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         alerts=[_alert(phase, *values) for key, *values in alerts if key in numbers],
         scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
+        _moment=partial(read_moment, path, found["id"], list(numbers)),
         courses=[
             (step, tuple(map(Finding.from_dict, json.loads(course))))
             for _, step, _, course, _ in steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from ..._health.describe import (
     describe,
     headline,
     in_words,
-    missing_calls,
     needs_attention,
     plural,
 )
@@ -28,15 +27,14 @@ if TYPE_CHECKING:
 _WORST = 5
 
 
-def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
+def summarise(run: Run, calls: int) -> str:
     """A line per layer with a mark per head and the worst one, then the worst heads in words.
 
     It speaks of the last recorded step of each layer: of how the model is, not how it was.
     """
     latest, steps = run.latest()
-    missing = missing_calls(not_understood)
     if not steps:
-        return "\n".join(["no attention call was seen", *missing])
+        return "no attention call was seen"
     layers = describe(latest, judge(latest, run.thresholds))
     heads = [(layer, head) for layer, many in layers.items() for head in many]
     heads.sort(key=lambda entry: severity(entry[1]))
@@ -55,7 +53,7 @@ def summarise(run: Run, calls: int, not_understood: Mapping[str, int]) -> str:
         lines.append(f"  What to do: {hint}")
     if len(ill) > _WORST:
         lines.append(f"and {len(ill) - _WORST} more; report() shows them all")
-    return "\n".join([*lines, *missing])
+    return "\n".join(lines)
 
 
 def _worst(heads: Sequence[Head]) -> str:

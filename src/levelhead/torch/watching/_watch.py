@@ -97,6 +97,7 @@ class watch:
         self._stride = 1  # of the history, which thins out as it grows
         self._trained = 0  # recorded steps
         self._told_off = False
+        self._shown: tuple[Any, Any] | None = None  # the cell of a notebook, and what it shows
 
     # ------------------------------------------------------------ what it found
 
@@ -155,8 +156,27 @@ class watch:
 
         It speaks of the last recorded step of each layer; `health` has all steps together.
         """
-        said = summarise(self._run(), self.calls, self.not_understood)
-        return f"{said}\n{_NO_LOSS}" if self._lacks_loss() else said
+        return "\n".join([summarise(self._run(), self.calls), *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What its numbers do not say: which attention is missing, and whether the loss is."""
+        lacking = [_NO_LOSS] if self._lacks_loss() else []
+        return [*missing_calls(self.not_understood), *lacking]
+
+    def show(self) -> None:
+        """Show how the model is: drawn in a notebook, printed anywhere else.
+
+        Called again in the same cell, in the loop of a training for example, it draws anew in the
+        same place.
+        """
+        from ...report._notebook import show  # noqa: PLC0415
+
+        self._shown = show(self, self._shown)
+
+    def _repr_html_(self) -> str:
+        from ...report._notebook import watch_html  # noqa: PLC0415
+
+        return watch_html(self._run(), self.calls, self._steps.is_on, self._notes())
 
     def report(self, path: str | PathLike[str]) -> None:
         """Write the page of what was watched so far: one HTML file that needs no network."""
