@@ -173,6 +173,16 @@ def test_a_model_is_examined_against_another(run, here):
     assert (code, out) == (2, "") and "there is no folder nowhere" in err
 
 
+def test_what_comes_in_is_read_by_both_models(run, here, read, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("word\n"))
+    (here / "other").mkdir()
+    both = []
+    monkeypatch.setattr(cli, "load", lambda target, text: both.append((target, text)))
+    monkeypatch.setattr(cli, "examine", lambda *_, **__: {"model": "", "inputs": [], "layers": []})
+    run("checkup", "--text", "-", "--against", "other")
+    assert both == [(None, "word\n\n"), ("other", "word\n\n")]
+
+
 def test_fail_on_answers_no(run):
     assert run("checkup", "cli_models:well", "--fail-on", "collapsed")[0] == 0
     code, out, err = run("checkup", "cli_models:ill", "--fail-on", "collapsed")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from browser_support import until
 from page_support import unpacked
 
 import levelhead as lh
@@ -268,14 +269,6 @@ def test_the_address_comes_first_and_ctrl_c_is_quiet(tmp_path):
 
 
 # ---------------------------------------------------------------- in a browser
-
-
-def until(tab, holds):
-    for _ in range(100):
-        if holds():
-            return
-        tab.wait_for_timeout(100)
-    pytest.fail("it never came true")
 
 
 def test_a_page_follows_a_run_without_reloading(browser, tmp_path):

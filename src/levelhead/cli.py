@@ -116,6 +116,8 @@ def checkup(
             raise TargetError(_unknown("--fail-on", fail_on, failable()))
         if open_it and html is None:
             html = Path("checkup.html")
+        if text == "-" and against is not None:
+            text = f"{sys.stdin.read()}\n"  # once, for both models
         _check_outputs(html, json, keep=None if text is None or is_sentence(text) else Path(text))
         with progress() as tell:
             tell(f"Loading {target or 'the demo model'}")

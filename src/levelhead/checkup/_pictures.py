@@ -164,7 +164,7 @@ def _is_softmax(scores: Matrix, weights: Matrix) -> bool:
     exps = np.exp(visible - np.where(np.isfinite(top), top, 0.0))
     with np.errstate(invalid="ignore"):
         softmax = np.nan_to_num(exps / exps.sum(axis=-1, keepdims=True), nan=0.0)
-        return bool(np.all(np.abs(softmax - weights) < PLAIN_WITHIN))
+        return bool(np.all(np.abs(softmax - np.nan_to_num(weights)) < PLAIN_WITHIN))
 
 
 def _grouped(scores: Matrix, many: Matrix) -> tuple[Matrix, Matrix]:

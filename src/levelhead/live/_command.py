@@ -17,12 +17,11 @@ def live(path: Path, *, port: int = 0, open_it: bool = True) -> None:
     The file need not be there yet, but its folder must: a page may be opened before training.
     """
     _check(path)
-    with Server(Follower(path), port) as server:
+    with suppress(KeyboardInterrupt), Server(Follower(path), port) as server:
         print(server.url, flush=True)
         if open_it:
             webbrowser.open(server.url)
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
 
 
 def _check(path: Path) -> None:

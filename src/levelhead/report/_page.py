@@ -52,6 +52,7 @@ def page(
     )
     charts = f"<script>{_plotly()}</script>\n" if plotly else ""
     policy = f"{_POLICY}; connect-src 'self'" if served else _POLICY
+    icon = '<link rel="icon" href="data:,">\n' if served else ""  # or it would be asked for
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -59,8 +60,7 @@ def page(
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
+{icon}<title>{escape(title)}</title>
 <style>
 {asset("base.css")}{style}</style>
 {charts}</head>

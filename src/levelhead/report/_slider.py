@@ -50,16 +50,19 @@ def judged(result: Result, fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def marks(result: Result) -> list[dict[str, Any]]:
     """The places on the slider that have a name: the rules, and the scale in use."""
-    words = {scale_words(layer) for layer in result["layers"]}
-    used = words.pop() if len(words) == 1 else ""
+    used = {scale_words(layer) for layer in result["layers"]}
     there = dict(_factors({"layers": [layer["scales"] for layer in result["layers"]]}))
-    rules = [
-        {"factor": factor, "words": FORMULAS[name]}
-        for name, factor in there.items()
-        if name in FORMULAS and not math.isclose(factor, 1.0, rel_tol=SAME)
+    trained = used.pop() if len(used) == 1 and used <= {*FORMULAS.values()} else "as trained"
+    words: dict[float, list[str]] = {1.0: ["no scale" if trained == FORMULAS["none"] else trained]}
+    for name in there.keys() & FORMULAS.keys():
+        near = (mark for mark in words if math.isclose(mark, there[name], rel_tol=SAME))
+        place = words.setdefault(next(near, there[name]), [])
+        if place is not words[1.0]:
+            place.append("no scale" if name == "none" else FORMULAS[name])
+    return [
+        {"factor": factor, "words": ", ".join(sorted(names))}
+        for factor, names in sorted(words.items())
     ]
-    trained = used if used in FORMULAS.values() else "as trained"
-    return sorted([*rules, {"factor": 1.0, "words": trained}], key=lambda mark: mark["factor"])
 
 
 def _factors(slider: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -96,14 +99,14 @@ def _list(layers: list[list[Head]], before: list[Head], names: list[str]) -> dic
     )
     items = []
     for (place, head), was in pairs[:MOST_LISTED]:
-        then, now = was["verdict"], head["verdict"]
+        then, now, moved = was["verdict"], head["verdict"], head["weight_moved"]
         items.append(
             {
                 **{"layer": place, "head": head["head"], "verdict": now},
                 "lead": f"{names[place]}, head {head['head']}: "
                 + (now if now == then else f"{then} → {now}"),
-                "reason": f"{head['weight_moved'] or 0.0:.0%} of its weight moves; "
-                f"{head['reason']}",
+                "reason": (f"{moved:.0%} of its weight moves; " if moved is not None else "")
+                + head["reason"],
             }
         )
     return {"title": f"Moved most, of {plural(len(heads), 'head')}", "heads": items}

@@ -33,23 +33,15 @@ def _explained(found: list[Statistic]) -> dict[str, dict[str, Any]]:
     return {
         each.name: {
             **{"label": each.label, "meaning": each.meaning, "log": each.log},
-            "share": each.form.endswith("%"),
+            **{"share": each.form.endswith("%"), "bad": each.bad},
         }
         for each in found
     }
 
 
 def explained() -> dict[str, dict[str, Any]]:
-    """The statistics that have a chart, and how to draw and read it."""
-    return {
-        each.name: {
-            "label": each.label,
-            "meaning": each.meaning,
-            "log": each.log,
-            "bad": each.bad,
-        }
-        for each in charted()
-    }
+    """The same of the statistics that have a chart."""
+    return _explained(charted())
 
 
 def charted() -> list[Statistic]:

@@ -3,13 +3,14 @@
 const LH = (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
 
-  // Bytes that stand in the page compressed, by their name.
-  async function unpack(name) {
-    const text = atob(document.getElementById(name).textContent), bytes = new Uint8Array(text.length);
+  // What stands in the page compressed, as text: bytes.
+  async function inflate(packed) {
+    const text = atob(packed), bytes = new Uint8Array(text.length);
     for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
     return new Response(stream).arrayBuffer();
   }
+  const unpack = (name) => inflate(document.getElementById(name).textContent);
 
   // An element; children are nodes or text, and text is never read as HTML.
   function el(tag, attributes = {}, ...children) {
@@ -106,5 +107,5 @@ const LH = (() => {
     node.onchange = () => onChange(node.value);
   }
 
-  return { data, unpack, el, fill, escape, number, colour, plot, choice, select };
+  return { data, inflate, unpack, el, fill, escape, number, colour, plot, choice, select };
 })();

@@ -43,11 +43,23 @@
     [...by("marks").children].forEach((button, i) => button.setAttribute("aria-pressed", String(marks[i].factor === state.factor)));
   }
 
+  // Names of marks that stand close go one below the other.
+  function placeMarks() {
+    let end = -Infinity;
+    for (const button of by("marks").children) {
+      button.classList.remove("low");
+      const box = button.getBoundingClientRect(), isLow = box.left < end + 4;
+      button.classList.toggle("low", isLow);
+      if (!isLow) end = box.right;
+    }
+  }
+
   function makeScale() {
     const share = (factor) => (100 * (Math.log2(factor) - slider.min)) / (slider.max - slider.min);
     fill("marks", marks.map(({ factor, words }) => el("button", {
       type: "button", style: `left: ${share(factor).toFixed(2)}%`, onclick: () => choose({ factor }),
-    }, words === "none" ? "no scale" : words)));
+    }, words)));
+    placeMarks();
     let dragging = false, waiting = 0;
     slider.oninput = () => {
       const there = Number(slider.value), near = marks.find((mark) => Math.abs(Math.log2(mark.factor) - there) < SNAP);
@@ -136,7 +148,7 @@
     fill("card", [
       ["What", other ? `it would be ${head.verdict}` : `${head.verdict}: ${data.legend[head.verdict].meaning}`],
       ["Why", `${head.reason}.`],
-      ["Is it benign?", other ? `It is not what the model learned: ${percent(moved)} of the weight moves.` : was.is_benign],
+      ["Is it benign?", other ? `It is not what the model learned${moved == null ? "" : `: ${percent(moved)} of the weight moves`}.` : was.is_benign],
       ["What to do", other ? "Nothing: the model does not use this scale. To try it:" : was.to_do],
     ].flatMap(([term, words]) => [el("dt", {}, term), el("dd", {}, words)]), code ? el("dd", {}, el("code", {}, code)) : null);
     fill("head-all",
@@ -165,9 +177,9 @@
     }
     const queries = tokensOf(picture.queries, picture.rows), keys = tokensOf(picture.keys, picture.columns);
     const pair = (i) => `${queries[Math.floor(i / picture.columns)]} → ${keys[i % picture.columns]}`;
-    const strongest = [...(weights ?? [])].map((weight, i) => [weight || 0, i]).sort((a, b) => b[0] - a[0]).slice(0, 3);
+    const strongest = [...(weights ?? [])].map((weight, i) => [weight, i]).filter(([weight]) => weight > 0).sort((a, b) => b[0] - a[0]).slice(0, 3);
     const usual = ["Rows: queries, columns: keys.",
-      ...(weights ? [`Strongest: ${strongest.map(([weight, i]) => `${pair(i)} ${percent(weight)}`).join("; ")}.`] : []),
+      ...(strongest.length ? [`Strongest: ${strongest.map(([weight, i]) => `${pair(i)} ${percent(weight)}`).join("; ")}.`] : []),
       ...(picture.rows < picture.queries || picture.columns < picture.keys
         ? [`Shown are the first ${picture.rows} × ${picture.columns} of ${picture.queries} × ${picture.keys}.`] : [])].join(" ");
     fill("heat-words", usual);
@@ -182,10 +194,10 @@
 
   function drawBins() {
     const all = texts.map((_, text) => pictureOf(text)).filter(Boolean);
-    by("distributions").hidden = !all.length || !Attention.isReady();
-    if (by("distributions").hidden) return;
     const join = (make) => all.flatMap((picture) => [...(make(picture, state.head, state.factor) ?? [])]);
-    const scores = join(Attention.scores), seen = scores.filter((score) => !Number.isNaN(score));
+    const seen = Attention.isReady() ? join(Attention.scores).filter((score) => !Number.isNaN(score)) : [];
+    by("distributions").hidden = !seen.length;
+    if (!seen.length) return;
     // As trained it fills the width; another scale is then seen to narrow or widen it.
     const widen = Math.max(1, 1 / state.factor), [least, most] = seen.reduce(([a, b], x) => [Math.min(a, x), Math.max(b, x)], [0, 1e-9]);
     Heat.bins("scores-bins", seen, least * widen, most * widen, Heat.ends(least * widen, most * widen), `Distribution of ${nameOf()}'s scores`);
@@ -327,7 +339,7 @@
   addEventListener("popstate", () => { read(); draw(); });
   Paint.onTheme(() => { mapOf = ""; draw(); });
   let width = innerWidth;
-  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; drawSoon(); } });
+  addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; placeMarks(); drawSoon(); } });
   draw();
   Promise.all([LH.unpack("judged"), Attention.ready]).then(([others]) => {
     judged = [trained, ...JSON.parse(new TextDecoder().decode(others))];

@@ -66,7 +66,7 @@ const Heat = (() => {
 
   // values in [low, high], as so many bars; ticks: [[value, name]]
   function bins(id, values, low, high, ticks, label, many = 48) {
-    const width = 300, tall = 54, base = 58, counts = new Float64Array(many);
+    const width = 300, tall = 45, base = 58, counts = new Float64Array(many);
     let total = 0;
     for (const value of values) {
       if (Number.isNaN(value)) continue;
@@ -81,7 +81,7 @@ const Heat = (() => {
     const share = `${Math.round((100 * most) / Math.max(total, 1))}%`;
     fill(id, s("svg", { viewBox: `0 0 ${width} 74`, role: "img", "aria-label": label },
       s("path", { class: "axis", d: `M0 ${base}H${width}` }), s("path", { d: path }),
-      s("text", { x: width, y: 10, "text-anchor": "end" }, share),
+      s("text", { x: width, y: 9, "text-anchor": "end" }, share),
       ...ticks.map(([value, name], i) => s("text", {
         x: ((value - low) / (high - low)) * width, y: 71,
         "text-anchor": i === 0 ? "start" : i === ticks.length - 1 ? "end" : "middle" }, name))));

@@ -131,6 +131,7 @@
   // ------------------------------------------------------------ alerts
 
   const FIRST = 6;
+  const older = (many) => `${number(many)} older one${many === 1 ? "" : "s"}`;
   let told = "";
   function drawAlerts() {
     const { alerts } = Run.data;
@@ -144,9 +145,9 @@
     fill("alerts", alerts.map((group) => el("li", {}, Run.mark(group.mark), el("div", {},
       el("h3", {}, group.title), group.hint ? el("p", { class: "advice" }, `→ ${group.hint}`) : null,
       el("ul", { class: "plain" }, group.alerts.slice(0, FIRST).map(item)),
-      group.alerts.length > FIRST ? el("details", {}, el("summary", {}, `${group.alerts.length - FIRST} older ones`),
+      group.alerts.length > FIRST ? el("details", {}, el("summary", {}, older(group.alerts.length - FIRST)),
         el("ul", { class: "plain" }, group.alerts.slice(FIRST).map(item))) : null,
-      group.left_out ? el("p", { class: "soft" }, `and ${group.left_out} older ones`) : null))));
+      group.left_out ? el("p", { class: "soft" }, `and ${older(group.left_out)}`) : null))));
   }
 
   Run.add({

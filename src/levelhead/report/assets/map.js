@@ -84,12 +84,6 @@ const HeadMap = (() => {
     if (focused) cells[focused.layer]?.[focused.head]?.focus();
   }
 
-  function legend(id, verdicts) {
-    const shown = Object.keys(data.legend).filter((verdict) => verdicts.has(verdict));
-    LH.fill(id, shown.map((verdict) => el("li", {}, mark(verdict),
-      el("span", {}, el("b", {}, verdict), ` ${data.legend[verdict].meaning}`))));
-  }
-
   // One row: each verdict that occurs and how often; choosing some leaves the others pale.
   function chips(id, heads, chosen, onToggle) {
     const counts = Object.keys(data.legend)
@@ -101,5 +95,5 @@ const HeadMap = (() => {
     }, mark(verdict), ` ${verdict} `, el("b", {}, number(many)))));
   }
 
-  return { draw, legend, chips, mark, numbers, value, percent, verdictOf };
+  return { draw, chips, mark, numbers, value, percent, verdictOf };
 })();

@@ -1,10 +1,6 @@
 // Numbers that _packed.py has put into little room.
 const Packed = (() => {
-  async function bytes(text) {
-    const raw = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([raw]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
-  }
+  const bytes = async (text) => new Uint8Array(await LH.inflate(text));
 
   // Both give point after point, each with all heads, so that more points can follow.
   async function codes(text, points, heads) {
