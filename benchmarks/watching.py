@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{cpu_name()}, one thread, PyTorch {torch.__version__}\n")
     failed = False if options.ranks else measure_models(options.quick)
     print("two processes train", file=sys.stderr, flush=True)
-    failed |= measure_ranks(10 if options.quick else 30) >= 0.03
+    failed |= measure_ranks(5 if options.quick else 20) >= 0.03
     return int(failed and options.check)
 
 
