@@ -103,7 +103,7 @@ def test_every_picture_is_drawn_and_nothing_sticks_out(look, dress):
     bright = int(background.removeprefix("rgb(").split(",")[0]) > 128
     assert bright is ("light" in dress)
     page.eval_on_selector_all("details", "nodes => nodes.forEach(n => { n.open = true })")
-    soon(lambda: page.locator("[data-try] section").count() == 6)
+    soon(lambda: page.locator("[data-try] section").count() == len(PARTS))
     assert narrow(page)
 
 
