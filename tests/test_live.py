@@ -257,7 +257,12 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path):
 
 
 def test_the_address_comes_first_and_ctrl_c_is_quiet(tmp_path):
-    command = [sys.executable, "-m", "levelhead", "live", str(tmp_path / "run.db"), "--no-open"]
+    program = """if True:
+        import runpy, signal
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+        runpy.run_module("levelhead", run_name="__main__")
+    """
+    command = [sys.executable, "-c", program, "live", str(tmp_path / "run.db"), "--no-open"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
