@@ -376,6 +376,8 @@ class History:
     def _heads(self, heads: Heads) -> list[Finding]:
         """Those whose verdict calls for action whatever the course of things."""
         found: list[Finding] = []
+        if not heads.may_be_loud:  # usually
+            return found
         loud = heads.worst < len(LOUD)
         for layer, place in heads.places.items() if loud.any() else ():
             for head in np.flatnonzero(loud[place]).tolist():

@@ -24,6 +24,7 @@ from .statistics import Floats, statistics_of
 from .verdicts import (
     HEALTHY,
     LEVELS,
+    LOUD,
     MODEL_VERDICTS,
     PATTERNS,
     SHARP,
@@ -383,6 +384,12 @@ class Heads:
     def worst(self) -> Indices:
         """The place among LEVELS of its level."""
         return self._verdicts[1]
+
+    @cached_property
+    def may_be_loud(self) -> bool:
+        """Whether some head passes the limits of a rule that asks to act: quicker than verdicts."""
+        loud = (name for name, rule in self.rules.items() if rule.cases[0].level in LOUD)
+        return any(self._holds(name).max(initial=-1) >= 0 for name in loud)
 
     @cached_property
     def can_be_judged(self) -> Flags:
