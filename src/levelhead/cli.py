@@ -54,6 +54,7 @@ app = typer.Typer(
 )
 _PLAIN = (TargetError, OutputError, StoreError, LabError, LiveError, CompareError)
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Open = Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")]
 
 
 def main() -> None:
@@ -166,9 +167,7 @@ def report(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Two runs side by side: numbers, names or other stores."),
     ] = None,
-    open_it: Annotated[
-        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
-    ] = False,
+    open_it: Open = False,
     list_them: Annotated[
         bool, typer.Option("--list", help="Print which runs there are, and write no page.")
     ] = False,
@@ -204,9 +203,7 @@ def report(
 def live(
     run_db: Annotated[Path, typer.Argument(metavar="RUN.db", help="The store of a watch.")],
     port: Annotated[int, typer.Option(help="By default any that is free.", min=0, max=65535)] = 0,
-    open_it: Annotated[
-        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
-    ] = True,
+    open_it: Open = True,
     debug: Debug = False,
 ) -> None:
     """A local page that follows a run while it is written. Prints its address; Ctrl-C ends it."""
@@ -264,9 +261,7 @@ def lab(
 @app.command()
 def explore(
     out: Annotated[Path, typer.Option(metavar="PAGE", help="Where to.")] = Path("explore.html"),
-    open_it: Annotated[
-        bool, typer.Option("--open/--no-open", help="Show it in the browser.")
-    ] = True,
+    open_it: Open = True,
     debug: Debug = False,
 ) -> None:
     """√d_k to play with: one page that needs no network."""

@@ -78,11 +78,11 @@ def measure(size: str, seed: int) -> Figures:
                 gradients = np.array([row["W_q"] for row in rows])
                 final = {name: rows[-1][name] for name in ("entropy_ratio", "similarity")}
                 lowest = min(row["entropy_ratio"] for row in rows)
-                spread = gradients.max() / max(gradients.min(), 1e-300)
+                smallest, largest = np.log10(np.maximum([gradients.min(), gradients.max()], 1e-300))
                 last.append(
                     key
                     | final
-                    | {"lowest_entropy": lowest, "gradient_range_log10": np.log10(spread)}
+                    | {"lowest_entropy": lowest, "gradient_range_log10": largest - smallest}
                 )
     return {"layers": table(layers), "last_layer": table(last), "depth": sizes["depth"]}
 
