@@ -16,7 +16,7 @@ from .._health.judge import Heads
 from .._health.verdicts import LOUD
 from ..scaling import ScaleInUse, in_use, scale_rule
 from ._figures import Array
-from ._sweep import REFERENCES, USUAL, Setting, Trace, mended
+from ._sweep import REFERENCES, USUAL, Setting, Trace, mended, train
 from ._transformer import Shape
 
 WINDOW = 20  # steps over which a loss is averaged
@@ -25,6 +25,7 @@ OUT = 0.15  # above every sound run by so much, a loss has left the healthy path
 PATIENCE = 2  # a run that is behind may go on for so many times its steps
 
 Kept = Mapping[str, Any]
+Ending = tuple[str, str]  # "healthy", "between", "slow" or "failed"; and the cause of a failure
 
 
 # ---------------------------------------------------------------- traces, as kept in a file
@@ -43,6 +44,12 @@ def keep(trace: Trace) -> dict[str, Any]:
         "sums": packed(trace.sums),
         "grad_sums": packed(trace.grad_sums),
     }
+
+
+def trained(setting: Setting, recorded: bool) -> dict[str, Any]:
+    """What is kept of a training: its trace, or without a record its loss alone."""
+    kept = keep(train(setting, recorded))
+    return kept if recorded else {"loss": kept["loss"]}
 
 
 def scale_of(setting: Setting) -> ScaleInUse:
@@ -118,7 +125,7 @@ def smoothed(loss: Sequence[float]) -> Array:
 
 def ending(
     setting: Setting, loss: Sequence[float], path: HealthyPath, again: Callable[[Setting], Kept]
-) -> tuple[str, str]:
+) -> Ending:
     """How a run ended ("healthy", "between", "slow" or "failed"), and the cause of a failure.
 
     again: trains a setting; a run that is behind goes on, and one that failed is tried with the

@@ -19,7 +19,8 @@ class Shape:
     d_k:     width of a head's queries and keys; the model's own width does not depend on it, so
              that models differ in nothing else
     norm:    where LayerNorm is: "pre", "post", "sandwich" (both) or "none"; "parallel" is one
-             before both parts, which then work side by side
+             before both parts, which then work side by side; "rms" is RMSNorm before each, with
+             rotary positions and a gated MLP, as in Llama
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -66,6 +67,8 @@ class Attention(nn.Module):
         )
         for norm_query, norm_key in [self.norms] if self.norms else []:
             query, key = norm_query(query), norm_key(key)
+        if self.shape.norm == "rms":
+            query, key = rotated(query), rotated(key)
         attended: Tensor = attention(
             *(query, key, value),
             causal=self.shape.causal,
@@ -90,6 +93,30 @@ def _linear(width: int, to: int, weights: str) -> nn.Linear:
     return linear
 
 
+def rotated(x: Tensor) -> Tensor:
+    """Rotary positions: pairs of entries, turned by an angle that grows with the position."""
+    length, d_k = x.shape[-2:]
+    rates = 10_000.0 ** (-torch.arange(0, d_k, 2) / d_k)
+    angles = torch.arange(length)[:, None] * rates
+    a, b = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+class GatedMLP(nn.Module):
+    """An MLP, one half of which decides how much of the other gets through."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) → the same."""
+        gate, value = self.up(x).chunk(2, -1)
+        out: Tensor = self.down(nn.functional.silu(gate) * value)
+        return out
+
+
 class Block(nn.Module):
     """Attention and an MLP, each around a residual."""
 
@@ -97,12 +124,18 @@ class Block(nn.Module):
         super().__init__()
         self.norm = shape.norm
         self.attention = Attention(shape)
-        self.mlp = nn.Sequential(
-            nn.Linear(shape.width, 2 * shape.width),
-            nn.ReLU(),
-            nn.Linear(2 * shape.width, shape.width),
+        gated = shape.norm == "rms"
+        self.mlp: nn.Module = (
+            GatedMLP(shape.width)
+            if gated
+            else nn.Sequential(
+                nn.Linear(shape.width, 2 * shape.width),
+                nn.ReLU(),
+                nn.Linear(2 * shape.width, shape.width),
+            )
         )
-        self.norms = nn.ModuleList(nn.LayerNorm(shape.width) for _ in range(2))
+        norm = nn.RMSNorm if gated else nn.LayerNorm
+        self.norms = nn.ModuleList(norm(shape.width) for _ in range(2))
         self.after = nn.ModuleList(
             nn.LayerNorm(shape.width) for _ in range(2 * (shape.norm == "sandwich"))
         )
@@ -119,7 +152,7 @@ class Block(nn.Module):
         ):
             if self.norm == "sandwich":
                 x = x + self.drop(self.after[place](part(norm(x))))
-            elif self.norm == "pre":
+            elif self.norm in ("pre", "rms"):
                 x = x + self.drop(part(norm(x)))
             else:
                 x = x + self.drop(part(x))

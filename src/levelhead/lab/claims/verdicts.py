@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from .._experiment import Runs
 from .._figures import Array, Figures, table
 from .._plot import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Spec, axis, guide, line, picture
 from .._tasks import HELD_OUT
+from .._threads import in_a_process, side_by_side
 
 if TYPE_CHECKING:
     from ...scaling import ScaleInUse
+    from .._outcomes import Ending, HealthyPath
     from .._sweep import Setting
 
 CLAIM = 16
-VERSION = 2
+VERSION = 3
 TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
 SAID = """
 Ours: what a watch says of attention while a model trains separates runs that will fail, because of
@@ -73,10 +76,10 @@ SECONDS = {"tiny": 3.0, "quick": 18.0, "full": 4500.0}
 TUNED = (
     *("recall", "copy", "stories", "match", "noise"),
     *("reverse", "majority", "markov", "sort", "pointer"),
-    *("needle", "brackets", "masked"),
+    *("needle", "brackets", "masked", "induction", "count", "picture", "agreement"),
 )
-KNOWN_NORMS = ("pre", "post", "parallel")
-NEW_NORM, ON = "sandwich", ("recall", "match")  # the architecture that was held out
+KNOWN_NORMS = ("pre", "post", "parallel", "sandwich")
+NEW_NORM, ON = "rms", ("recall", "match")  # the architecture that was held out
 # Tasks, and how many runs of each: of those that the rules were tuned on, and of new ones.
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"steps": 12, "tuned": (("copy",), 9), "held_out": (HELD_OUT[:1], 9), "new": ((), 0)},
@@ -84,10 +87,10 @@ SIZES: dict[str, dict[str, Any]] = {
         **{"steps": 60, "tuned": (("copy",), 10)},
         **{"held_out": (HELD_OUT[:1], 10), "new": ((), 0)},
     },
-    "full": {"steps": 400, "tuned": (TUNED, 14), "held_out": (HELD_OUT, 32), "new": (ON, 24)},
+    "full": {"steps": 400, "tuned": (TUNED, 12), "held_out": (HELD_OUT, 32), "new": (ON, 24)},
 }
 # How many trainings a full run makes: all settings, and about as many again to find causes.
-PIECES = {"full": 13 * 14 + 4 * 32 + 2 * 24 + 250}
+PIECES = {"full": 17 * 12 + 6 * 32 + 2 * 24 + 250}
 EVERY = 10
 FALSE, RECALL, LEAD = 0.05, 0.9, 30  # what the claim means
 LIMITS_OF = {
@@ -108,11 +111,10 @@ SHARP = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)  # of the typical entropy ratio, for 
 
 def train(setting: Setting, recorded: bool = True) -> dict[str, Any]:
     """One training; without a record only its loss is kept."""
-    from .. import _sweep  # noqa: PLC0415 - imports PyTorch
-    from .._outcomes import keep  # noqa: PLC0415
+    from .._outcomes import trained  # noqa: PLC0415 - imports PyTorch
 
-    kept = keep(_sweep.train(setting, recorded))
-    return kept if recorded else {"loss": kept["loss"]}
+    kept: dict[str, Any] = in_a_process(trained, setting, recorded)
+    return kept
 
 
 def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
@@ -121,9 +123,9 @@ def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
 
     sizes = SIZES[size]
     groups = (
-        ("tuned", "tuned", 27_000, KNOWN_NORMS),
-        ("held out", "held_out", 27_000, (*KNOWN_NORMS, NEW_NORM)),
-        ("held out", "new", 27_500, (NEW_NORM, NEW_NORM)),
+        ("tuned", "tuned", 43_000, KNOWN_NORMS),
+        ("held out", "held_out", 43_000, (*KNOWN_NORMS, NEW_NORM)),
+        ("held out", "new", 43_500, (NEW_NORM, NEW_NORM)),
     )
     found = []
     for part, name, first, norms in groups:
@@ -133,34 +135,51 @@ def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
     return found
 
 
-def measure(size: str, seed: int) -> Figures:
-    """Train them all; then how each ended, why, and who raised an alarm."""
-    from .._outcomes import by_course, described, ending, path_of, scale_of  # noqa: PLC0415
+def trainings(
+    size: str, seed: int
+) -> Iterator[tuple[str, Setting, dict[str, Any], HealthyPath, Ending]]:
+    """Train them all: part, setting, trace, the healthy path of its task, and how it ended."""
+    from .._outcomes import ending, path_of  # noqa: PLC0415
 
     def again(setting: Setting) -> dict[str, Any]:
         return train(setting, recorded=False)
 
+    def ended(run: tuple[str, Setting, dict[str, Any], HealthyPath]) -> Ending:
+        _, setting, kept, path = run
+        return ending(setting, kept["loss"], path, again)
+
+    groups, runs = settings(size, seed), []
+    with side_by_side(None if size == "full" else 1) as each_of:
+        recorded = iter(each_of(train, [setting for _, chosen in groups for setting in chosen]))
+        for part, chosen in groups:
+            kept = list(islice(recorded, len(chosen)))
+            path = path_of([each["loss"] for each in kept])
+            runs += [(part, *pair, path) for pair in zip(chosen, kept, strict=True)]
+        for run, how in zip(runs, each_of(ended, runs), strict=True):
+            yield *run, how
+
+
+def measure(size: str, seed: int) -> Figures:
+    """How each training ended, why, and who raised an alarm."""
+    from .._outcomes import by_course, described, scale_of  # noqa: PLC0415
+
     rows: list[dict[str, Any]] = []
     curves = []
-    for part, chosen in settings(size, seed):
-        kept = [train(setting) for setting in chosen]
-        path = path_of([each["loss"] for each in kept])
-        for setting, each in zip(chosen, kept, strict=True):
-            ended, cause = ending(setting, each["loss"], path, again)
-            scale = scale_of(setting)
-            alarm, name = by_course(each, scale, EVERY)
-            left = path.left_at(each["loss"]) if ended == "failed" else None
-            rows.append(
-                {
-                    **{"part": part, "task": setting.task, "setting": described(setting)},
-                    **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
-                    **{"behind": path.behind(each["loss"]), "alarm": alarm, "alarm_name": name},
-                    "alarm_every_1": by_course(each, scale, 1)[0],
-                    "alarm_every_50": by_course(each, scale, 50)[0],
-                    **_others(each, scale),
-                }
-            )
-            curves.append((setting, each, path.median))
+    for part, setting, kept, path, (ended, cause) in trainings(size, seed):
+        scale = scale_of(setting)
+        alarm, name = by_course(kept, scale, EVERY)
+        left = path.left_at(kept["loss"]) if ended == "failed" else None
+        rows.append(
+            {
+                **{"part": part, "task": setting.task, "setting": described(setting)},
+                **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
+                **{"behind": path.behind(kept["loss"]), "alarm": alarm, "alarm_name": name},
+                "alarm_every_1": by_course(kept, scale, 1)[0],
+                "alarm_every_50": by_course(kept, scale, 50)[0],
+                **_others(kept, scale),
+            }
+        )
+        curves.append((setting, kept, path.median))
     runs = table(rows)
     return {
         **{"runs": runs, "summary": table(_summaries(runs)), "baselines": table(_baselines(runs))},
