@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from levelhead._health import Evidence, Health, History, Thresholds
+from levelhead._health import Evidence, GradHealth, Health, History, Thresholds
 from levelhead._health.history import Loss, Trend
 from levelhead._health.judge import Heads, findings
 from levelhead._health.statistics import statistics_of
@@ -144,7 +144,7 @@ def test_scores_that_are_not_there_do_not_bend_the_line():
 
 def test_a_few_records_make_no_trend():
     trend = Trend(1)
-    for step in range(5):
+    for step in range(3):
         trend.add(step, np.array([100.0 * 2**step]))
         assert trend.steps_until(1e9)[0] == math.inf
 
@@ -228,9 +228,9 @@ def test_sharp_before_learning_is_told_within_the_patience(every):
     history, steps = History(AT), range(0, 200, every)
     found = course(history, steps, heads(SHARP, SHARP, SHARP, CALM), 2.0)
     assert found[-1] == [("model", "saturated", "warning")]
-    assert steps[first(found)] < AT.patience + every
+    assert steps[first(found)] < AT.settling + AT.patience + 2 * every
     (finding,) = history.findings
-    assert (finding.since, finding.heads) == (0, 3)
+    assert AT.settling <= finding.since < AT.settling + every and finding.heads == 3
     assert finding.reason == "3 of 4 heads are sharp, and the loss has fallen by 0% only"
 
 
@@ -240,6 +240,55 @@ def learns(step):
 
 def turns(step):
     return heads(*[SHARP if step >= 60 else CALM] * 4)
+
+
+def sharp(asked, let_through):
+    """Sharp heads whose gradients, on the weights and on the scores, change by a factor a step."""
+
+    def seen(step):
+        base = heads(*[SHARP] * 4).evidence
+        # The norms are kept as sums of squares.
+        sums = [[asked ** (2 * step), let_through ** (2 * step)]] * 4
+        return Heads(replace(base, gradients={"a": GradHealth.from_sums(sums)}), AT)
+
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("asked", "let_through", "learned", "is_told"),
+    [
+        (1.0, 1.0, 0.0, False),  # it may be noise
+        (1.02, 1.0, 0.0, True),  # it is not: other weights are asked for
+        (1.0, 1.0, 0.2, True),  # something was learned, and then no more
+        (0.97, 1.0, 0.2, False),  # the model turns away from its attention
+        (1.02, 1.02, 0.2, False),  # it is about to learn
+    ],
+)
+def test_gradients_tell_a_model_that_is_stuck_from_one_with_nothing_to_learn(
+    asked, let_through, learned, is_told
+):
+    def loss(step):
+        return 2.0 if step < 10 else 2.0 - 2.0 * learned
+
+    found = course(History(AT), range(120), sharp(asked, let_through), loss)
+    assert bool(found[-1]) == is_told
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_loss_that_falls_slowly_stands_still_and_a_quick_one_does_not(every):
+    steps = range(0, 100, every)
+    seen = heads(*[SHARP] * 4)
+    assert first(course(History(AT), steps, seen, lambda step: 4.0 - 0.02 * step)) is None
+    assert first(course(History(AT), steps, seen, lambda step: 4.0 - 0.002 * step)) is not None
+
+
+def test_scores_may_be_large_while_the_loss_falls():
+    seen = heads({"score_max": 2e3}, {})
+    history = History(AT)
+    found = course(history, range(60), seen, lambda step: 4.0 - 0.03 * step)
+    assert found[-1] == [("head", "exploding", "info")]
+    assert history.findings[0].benign == "the loss is falling all the same"
+    assert course(history, range(60, 130), seen, 2.2)[-1] == [("head", "exploding", "error")]
 
 
 def test_sharp_after_learning_is_what_learning_made():
@@ -269,7 +318,7 @@ def test_collapse_with_a_loss_that_is_lost_again():
 
     history = History(AT)
     found = course(history, range(100), turns, loss)
-    assert 60 <= first(found) <= 60 + AT.patience
+    assert 60 <= first(found) <= 62 + AT.patience
     assert found[first(found)] == [("model", "collapsing", "warning")]
 
 
@@ -322,7 +371,7 @@ def test_what_is_over_is_forgotten_after_the_patience():
 
 def test_gaps_between_steps():
     found = course(History(AT), [0, 1, 2, 500, 501, 10_000], heads(*[SHARP] * 4), 2.0)
-    assert first(found) == 3
+    assert first(found) == 5
 
 
 def test_a_run_that_goes_back_to_a_checkpoint():

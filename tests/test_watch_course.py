@@ -47,10 +47,10 @@ def train(steps, log=lambda seen, step, loss: seen.log(loss=loss), watched=None,
 
 
 def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
-    seen = train(25, rule="none", d_k=256, watched={"store": tmp_path / "run.db"})
+    seen = train(60, rule="none", d_k=256, watched={"store": tmp_path / "run.db"})
     (alert,) = seen.alerts
     assert (alert.verdict, alert.level, alert.scope) == ("saturated", "warning", "model")
-    assert 9 <= alert.step <= 15 and alert.since <= 5 and alert.heads >= 2
+    assert 20 <= alert.step <= 55 and 10 <= alert.since <= alert.step - 10 and alert.heads >= 2
     assert str(alert).startswith(f"steps {alert.since} to {alert.step}, the model: saturated")
     names = {(each.name, each.scope): each for each in seen.findings()}
     scale = names["scale", "model"]
@@ -62,7 +62,7 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
     # The page of the file and that of the memory say the same.
     pages = [run_data(run) for run in (read_run(tmp_path / "run.db"), seen._run())]
     for page in pages:
-        assert page["headline"] == f"At step 24: saturated: {names['saturated', 'model'].reason}."
+        assert page["headline"] == f"At step 59: saturated: {names['saturated', 'model'].reason}."
         assert [page["told"][which] for which in page["said"][-1]] == [
             {"mark": "saturated", "level": "warning", "text": str(names["saturated", "model"])},
             {"mark": "saturated", "level": "warning", "text": str(scale)},
@@ -74,7 +74,7 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
 
 
 def test_a_sound_model_raises_no_alarm():
-    seen = train(25)
+    seen = train(60)
     assert seen.alerts == [] and not [each for each in seen.findings() if each.is_loud]
 
 
@@ -100,8 +100,9 @@ ODD = {
 @pytest.mark.parametrize("log", ODD.values(), ids=ODD)
 def test_no_loss_stops_a_training(log):
     """Nor does it hide that a model without its scale is sharp from the start."""
-    seen = train(14, log, rule="none")
-    wanted = {"saturated"} if log not in (ODD["negative"], ODD["huge"]) else set()
+    seen = train(30, log, rule="none")
+    falls_or_is_gone = [ODD[name] for name in ("negative", "huge", "zero")]
+    wanted = set() if log in falls_or_is_gone else {"saturated"}
     assert {alert.verdict for alert in seen.alerts} >= wanted
     seen.summary()
 

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from .judge import Flags, Heads
 
 _STEPS = 10.0  # the loss is averaged over about so many
-_LATELY, _LONG = 40.0, 100.0  # steps, for what was so before, and for long
-_FALLING, _SETTLED = 0.06, 0.02  # of the first loss: a difference that is no noise; and none at all
-_TREND_STEPS, _TREND_RECORDS = 40.0, 6.0  # a trend is taken over so many, whichever is longer
+_BEFORE, _LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
+_FALLING, _SETTLED = 0.025, 0.02  # of the first loss: a difference that is no noise; none at all
+_GAINED = 0.25  # of the first loss: what is lost again is measured by no less
+_TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
 
 _SOLVED = "the loss is nearly gone and stays so: there is nothing left to harm"
 
@@ -38,7 +39,7 @@ class Loss:
     """The course of the loss: where it started, its best and its present value, smoothed."""
 
     def __init__(self) -> None:
-        self.start = self.now = self.best = self.lately = self._long = math.nan
+        self.start = self.now = self.best = self._before = self._long = math.nan
         self.is_broken = False  # it was a number, and is none now
         self._first: int | None = None  # step
         self._last = 0
@@ -63,7 +64,7 @@ class Loss:
             self._starts = self._starts[0] + value, self._starts[1] + 1
             self.start = self._starts[0] / self._starts[1]
         self.now = _towards(self.now, value, passed / _STEPS)
-        self.lately = _towards(self.lately, value, passed / _LATELY)
+        self._before = _towards(self._before, value, passed / _BEFORE)
         self._long = _towards(self._long, value, passed / _LONG)
         self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
         self._last = step
@@ -80,8 +81,14 @@ class Loss:
 
     @property
     def is_falling(self) -> bool:
-        """Whether it is clearly lower than it was lately."""
-        return self.lately - self.now > _FALLING * abs(self.start)
+        """Whether it is clearly lower than it was just before."""
+        if self._first is None:
+            return False
+        # The averages lag behind a steady fall, each as far as it can after so few steps.
+        passed = self._last - self._first
+        lags = [steps * -math.expm1(-passed / steps) for steps in (_BEFORE, _STEPS)]
+        share = (lags[0] - lags[1]) / (_BEFORE - _STEPS)
+        return self._before - self.now > _FALLING * share * abs(self.start)
 
     @property
     def is_settled(self) -> bool:
@@ -96,7 +103,25 @@ class Loss:
         if self.is_broken:
             return math.inf
         gained = self.start - self.best
-        return (self.now - self.best) / max(gained, 0.05 * abs(self.start), 1e-12)
+        return (self.now - self.best) / max(gained, _GAINED * abs(self.start), 1e-12)
+
+
+class Drift:
+    """How a positive number changes: its present value as a share of what it was lately."""
+
+    def __init__(self) -> None:
+        self._now = self._lately = math.nan  # of its logarithm
+
+    def add(self, passed: float, value: float) -> None:
+        """Take in a value; what is no number moves nothing."""
+        if value > 0 and math.isfinite(value):
+            self._now = _towards(self._now, math.log(value), passed / _STEPS)
+            self._lately = _towards(self._lately, math.log(value), passed / _LATELY)
+
+    @property
+    def change(self) -> float:
+        """0.1 is growth by a tenth; NaN if nothing is known."""
+        return math.expm1(self._now - self._lately)
 
 
 def _towards(mean: float, value: float, share: float) -> float:
@@ -206,6 +231,8 @@ class History:
     trains: bool = True
     findings: tuple[Finding, ...] = ()
     loss: Loss = field(default_factory=Loss)
+    _asked: Drift = field(default_factory=Drift)  # gradient on the weights
+    _let_through: Drift = field(default_factory=Drift)  # what of it gets through the softmax
     _trends: Trends = field(default_factory=Trends)
     _held: dict[Key, _Held] = field(default_factory=dict)
     _lately: dict[str | None, float] = field(
@@ -243,6 +270,8 @@ class History:
         sharp = judged & (entropy < at.sharp_typical) & (saturated > at.saturated_typical)
         if sharp.any():
             sharp &= ~heads.explained
+        self._asked.add(passed, _median(heads.values("weight_grad_norm")[judged]))
+        self._let_through.add(passed, _median(heads.values("score_grad_norm")[judged]))
         total, any_sharp = int(judged.sum()), bool(sharp.any())
         if self._clock < _STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
@@ -278,6 +307,7 @@ class History:
         if flat.sum() < at.most_heads * judged.sum():
             return []
         rule = MODEL_VERDICTS["flat"]
+        level = rule.level if not self._asked.change <= at.rising else "info"
         why = (
             f"give every key nearly the same, the loss stands still, and the scale is "
             f"{np.median(factors):.2g} of 1/√d_k"
@@ -287,7 +317,7 @@ class History:
             Finding(
                 scope=MODEL,
                 name="flat",
-                level=rule.level,
+                level=level,
                 reason=rule.reason.format(many=int(flat.sum()), heads=int(judged.sum()), why=why),
                 hint="use 1/√d_k, or raise the learning rate of q and k",
                 evidence=(
@@ -336,6 +366,8 @@ class History:
             name, why = "saturated", "they were so from the start; the loss is not known"
         elif self._was_settled and loss.lost <= at.lost:
             return []  # there was nothing more to learn when they turned sharp
+        elif self._clock < at.settling:
+            return []
         elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
@@ -345,11 +377,8 @@ class History:
                 facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
             if loss.now > loss.start:
                 why = "the loss is higher than at the start"
-        elif is_new and loss.learned < at.learned and not loss.is_falling:
-            name = "collapsing"
-            why = "the loss stands still"
-        elif loss.most_learned < at.learned and not loss.is_falling:
-            name = "saturated"
+        elif loss.most_learned < at.learned and self._stands_still(is_new):
+            name = "collapsing" if is_new else "saturated"
             why = f"the loss has fallen by {max(loss.learned, 0.0):.0%} only"
             facts.append(Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"))
         else:
@@ -371,6 +400,24 @@ class History:
             )
         ]
 
+    def _stands_still(self, is_new: bool) -> bool:
+        """Whether the loss does, although there is something to learn, and it does not begin.
+
+        Gradients tell. More and more of it gets through the softmax before a model begins to learn.
+        Less and less of it asks for other weights where nothing is to be gained from them: a model
+        of noise learns to ignore its attention. What is not known excuses nothing.
+        """
+        at, loss = self.at, self.loss
+        if (
+            loss.is_falling
+            or self._let_through.change > at.rising
+            or self._asked.change < -at.fading
+        ):
+            return False
+        if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
+            return not self._asked.change <= at.rising
+        return True
+
     # ------------------------------------------------------------ single heads
 
     def _heads(self, heads: Heads) -> list[Finding]:
@@ -383,7 +430,7 @@ class History:
             for head in np.flatnonzero(loud[place]).tolist():
                 at = place.start + head
                 name, level = heads.order[heads.chosen[at]], LEVELS[heads.worst[at]]
-                benign = _SOLVED if name == "exploding" and self._may_grow(self.at.solved) else ""
+                benign = self._unharmed() if name == "exploding" else ""
                 level = "info" if benign else level
                 held = self._held.get((HEAD, name, layer, head))
                 if held and held.finding.level == level and not held.finding.forecast:
@@ -395,6 +442,17 @@ class History:
                         own = replace(own, level=level, benign=benign, reason=reason)
                     found.append(own)
         return found
+
+    def _unharmed(self) -> str:
+        """Why scores may be as large as they like; "" if they may not."""
+        if self._may_grow(self.at.solved):
+            return _SOLVED
+        if self._may_grow(-math.inf):
+            if self.loss.is_falling:
+                return "the loss is falling all the same"
+            if self.loss.is_settled:
+                return "the loss has long stood still and has not suffered"
+        return ""
 
     def _may_grow(self, learned: float) -> bool:
         """Whether the scores may: so much has been learned, and it is not lost."""
@@ -417,7 +475,8 @@ class History:
 
     def _rising(self, step: int, layer: str, head: int, now: float, steps: float) -> Finding:
         at = self.at
-        unharmed = self._may_grow(-math.inf if self.loss.is_settled else at.learned)
+        calm = self.loss.is_settled or self.loss.is_falling
+        unharmed = self._may_grow(-math.inf if calm else at.learned)
         when = step + max(1, round(steps))
         return Finding(
             scope=HEAD,
@@ -443,9 +502,7 @@ class History:
             held.last = self._clock
             if held.finding is not finding or finding.since is None:
                 held.finding = replace(finding, since=held.since)
-            patience = {"collapsing": 0.0, "flat": self.at.flat_patience}.get(
-                finding.name, self.at.patience
-            )
+            patience = self.at.flat_patience if finding.name == "flat" else self.at.patience
             urgent = finding.scope == HEAD and not finding.forecast
             held.is_raised = held.is_raised or urgent or self._clock - held.first >= patience
         for key, held in list(self._held.items()):

@@ -101,6 +101,13 @@ class Thresholds:
     learned: float = _from(
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
     )
+    begun: float = _from(0.06, "share of it that is gone where there is something to learn", _STUDY)
+    rising: float = _from(
+        0.07, "growth of a gradient that is no noise, within some 30 steps", _STUDY
+    )
+    fading: float = _from(
+        0.3, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
+    )
     solved: float = _from(
         0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
     )
@@ -116,6 +123,7 @@ class Thresholds:
     flat_typical: float = _from(
         0.97, "entropy ratio above which a head counts among the flat ones of a model", _STUDY
     )
+    settling: float = _from(10, "steps in which a loss need not fall yet", _STUDY)
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
     flat_patience: float = _from(250, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
