@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from levelhead._health import Evidence, GradHealth, Health, History, Thresholds
-from levelhead._health.history import Loss, Trend
 from levelhead._health.judge import Heads, findings
 from levelhead._health.statistics import statistics_of
+from levelhead._health.trends import Loss, Trend
 
 AT = Thresholds()
 CALM = {"entropy_ratio": 0.8, "saturated": 0.0}
@@ -283,12 +283,23 @@ def test_a_loss_that_falls_slowly_stands_still_and_a_quick_one_does_not(every):
 
 
 def test_scores_may_be_large_while_the_loss_falls():
-    seen = heads({"score_max": 2e3}, {})
-    history = History(AT)
-    found = course(history, range(60), seen, lambda step: 4.0 - 0.03 * step)
-    assert found[-1] == [("head", "exploding", "info")]
+    def falls(step):
+        return 4.0 - 0.03 * step
+
+    history, large = History(AT), heads({"score_max": 2e3}, {})
+    course(history, range(20), heads({}, {}), falls)
+    assert course(history, range(20, 60), large, falls)[-1] == [("head", "exploding", "info")]
     assert history.findings[0].benign == "the loss is falling all the same"
-    assert course(history, range(60, 130), seen, 2.2)[-1] == [("head", "exploding", "error")]
+    assert course(history, range(60, 130), large, 2.2)[-1] == [("head", "exploding", "error")]
+    # Once told, it is not over because the loss falls for a moment.
+    assert course(history, range(130, 140), large, 1.9)[-1] == [("head", "exploding", "error")]
+
+
+def test_what_was_told_is_not_over_at_a_mere_sign_of_learning():
+    history, steady, growing = History(AT), sharp(1.0, 1.0), sharp(1.02, 1.02)
+    found = course(history, range(80), steady, lambda step: 2.0 if step < 10 else 1.6)
+    assert found[-1] == [("model", "saturated", "warning")]
+    assert all(course(history, range(80, 140), lambda step: growing(step - 80), 1.6))
 
 
 def test_sharp_after_learning_is_what_learning_made():

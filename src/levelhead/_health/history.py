@@ -13,195 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .findings import HEAD, LAYER, MODEL, Fact, Finding, Key
 from .numbers import number
 from .statistics import Floats
-from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, VERDICTS, Thresholds, explained
+from .trends import ALL, LATELY, STEPS, Drift, Loss, Trends, size, towards
+from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, SHARP, VERDICTS, Thresholds, explained
 
 if TYPE_CHECKING:
     from .judge import Flags, Heads
 
-_STEPS = 10.0  # the loss is averaged over about so many
-_BEFORE, _LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
-_FALLING, _SETTLED = 0.025, 0.02  # of the first loss: a difference that is no noise; none at all
-_GAINED = 0.25  # of the first loss: what is lost again is measured by no less
-_TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
-
 _SOLVED = "the loss is nearly gone and stays so: there is nothing left to harm"
-
-Where = slice | NDArray[np.int64]
-ALL = slice(None)
-
-
-class Loss:
-    """The course of the loss: where it started, its best and its present value, smoothed."""
-
-    def __init__(self) -> None:
-        self.start = self.now = self.best = self._before = self._long = math.nan
-        self.is_broken = False  # it was a number, and is none now
-        self._first: int | None = None  # step
-        self._last = 0
-        self._starts = (0.0, 0)  # sum and number of the first values
-        self._starting = True
-
-    @property
-    def is_known(self) -> bool:
-        return not math.isnan(self.now)
-
-    def add(self, step: int, value: float | None) -> None:
-        """The mean loss since the last record. What is no number moves nothing."""
-        if value is None:
-            return
-        self.is_broken = self.is_known and not math.isfinite(value)
-        if not math.isfinite(value):
-            return
-        passed = math.inf if self._first is None else max(step - self._last, 1)
-        self._first = step if self._first is None else self._first
-        self._starting = self._starting and 0 <= step - self._first < _STEPS / 2
-        if self._starting:
-            self._starts = self._starts[0] + value, self._starts[1] + 1
-            self.start = self._starts[0] / self._starts[1]
-        self.now = _towards(self.now, value, passed / _STEPS)
-        self._before = _towards(self._before, value, passed / _BEFORE)
-        self._long = _towards(self._long, value, passed / _LONG)
-        self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
-        self._last = step
-
-    @property
-    def learned(self) -> float:
-        """The share of the first loss that is gone."""
-        return (self.start - self.now) / max(abs(self.start), 1e-12)
-
-    @property
-    def most_learned(self) -> float:
-        """The same at its best: what was learned once may come back."""
-        return (self.start - self.best) / max(abs(self.start), 1e-12)
-
-    @property
-    def is_falling(self) -> bool:
-        """Whether it is clearly lower than it was just before."""
-        if self._first is None:
-            return False
-        # The averages lag behind a steady fall, each as far as it can after so few steps.
-        passed = self._last - self._first
-        lags = [steps * -math.expm1(-passed / steps) for steps in (_BEFORE, _STEPS)]
-        share = (lags[0] - lags[1]) / (_BEFORE - _STEPS)
-        return self._before - self.now > _FALLING * share * abs(self.start)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it has been the same for long: what the model can learn, it has learned."""
-        if self._first is None or self._last - self._first < _LONG:
-            return False
-        return abs(self._long - self.now) < _SETTLED * abs(self.start)
-
-    @property
-    def lost(self) -> float:
-        """The share of what had been gained that was lost again; infinite if it is no number."""
-        if self.is_broken:
-            return math.inf
-        gained = self.start - self.best
-        return (self.now - self.best) / max(gained, _GAINED * abs(self.start), 1e-12)
-
-
-class Drift:
-    """How a positive number changes: its present value as a share of what it was lately."""
-
-    def __init__(self) -> None:
-        self._now = self._lately = math.nan  # of its logarithm
-
-    def add(self, passed: float, value: float) -> None:
-        """Take in a value; what is no number moves nothing."""
-        if value > 0 and math.isfinite(value):
-            self._now = _towards(self._now, math.log(value), passed / _STEPS)
-            self._lately = _towards(self._lately, math.log(value), passed / _LATELY)
-
-    @property
-    def change(self) -> float:
-        """0.1 is growth by a tenth; NaN if nothing is known."""
-        return math.expm1(self._now - self._lately)
-
-
-def _towards(mean: float, value: float, share: float) -> float:
-    """A running mean, moved."""
-    return value if math.isnan(mean) else mean - math.expm1(-share) * (value - mean)
-
-
-class Trend:
-    """The lines through the logarithms of the largest scores of heads, lately.
-
-    where: which of the heads; all by default
-    """
-
-    def __init__(self, heads: int) -> None:
-        # Of weights, t, t², y and t·y, t counted back from the head's last record; when that was,
-        # and how many there are.
-        self._sums, self._last = np.zeros((5, heads)), np.zeros(heads)
-        self._records = np.zeros(heads, np.int64)
-
-    def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
-        """Take in a record at a time, in steps."""
-        n, t, tt, y, ty = self._sums[:, where]
-        passed = np.where(self._sums[0, where] > 0, now - self._last[where], 0.0)
-        kept = np.exp(-passed / np.maximum(_TREND_STEPS, _TREND_RECORDS * passed))
-        # Earlier records lie further back now.
-        t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
-        logs = np.log(np.maximum(largest, 1e-30))
-        known = np.isfinite(logs)
-        sums = kept * np.stack([n, t, tt, y, ty])
-        sums[0] += known
-        sums[3] += np.where(known, logs, 0.0)
-        self._sums[:, where], self._last[where] = sums, now
-        self._records[where] += known
-
-    def steps_until(self, limit: float, where: Where = ALL) -> Floats:
-        """How many steps from now each head reaches a score of `limit`; infinity for never."""
-        n, t, tt, y, ty = self._sums[:, where]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            spread = tt - t * t / n
-            slope = (ty - t * y / n) / spread
-            level = y / n - slope * t / n
-            steps = (math.log(limit) - level) / slope
-        growing = (slope > 0) & (spread > 0) & (self._records[where] >= _TREND_RECORDS)
-        return np.where(growing, np.maximum(steps, 0.0), np.inf)
-
-
-class Trends(Trend):
-    """The same of all heads of a model, whichever layers take part in a step."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self._places: dict[str, slice] = {}
-
-    def where(self, layers: Mapping[str, slice]) -> Where:
-        """The places of the heads of some layers, in their order."""
-        if layers == self._places:  # usually
-            return ALL
-        if any(_size(self._places.get(name)) != _size(part) for name, part in layers.items()):
-            self._take_in(layers)
-        places = (self._places[name] for name in layers)
-        return np.concatenate([np.arange(place.start, place.stop) for place in places])
-
-    def _take_in(self, layers: Mapping[str, slice]) -> None:
-        """Layers that are new, or have other heads than before, begin anew."""
-        before, past = self._places, (self._sums, self._last, self._records)
-        sizes = {name: _size(place) for name, place in {**before, **layers}.items()}
-        ends = np.cumsum([*sizes.values()]).tolist()
-        self._places = {
-            name: slice(end - size, end)
-            for (name, size), end in zip(sizes.items(), ends, strict=True)
-        }
-        super().__init__(ends[-1])
-        for name, place in before.items():
-            if sizes[name] == _size(place):
-                for new, old in zip((self._sums, self._last, self._records), past, strict=True):
-                    new[..., self._places[name]] = old[..., place]
-
-
-def _size(place: slice | None) -> int:
-    return -1 if place is None else int(place.stop - place.start)
 
 
 @dataclass
@@ -273,7 +95,7 @@ class History:
         self._asked.add(passed, _median(heads.values("weight_grad_norm")[judged]))
         self._let_through.add(passed, _median(heads.values("score_grad_norm")[judged]))
         total, any_sharp = int(judged.sum()), bool(sharp.any())
-        if self._clock < _STEPS / 2:
+        if self._clock < STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
         if sharp.sum() <= total / 2:
             self._was_settled = self.loss.is_settled
@@ -285,8 +107,8 @@ class History:
         for (layer, place), now in zip(parts, typical, strict=True):
             lately = self._lately.get(layer, math.nan)
             if not math.isnan(now):
-                self._lately[layer] = _towards(lately, now, passed / _LATELY)
-            if found or not any_sharp or (layer is not None and _size(place) < 2):
+                self._lately[layer] = towards(lately, now, passed / LATELY)
+            if found or not any_sharp or (layer is not None and size(place) < 2):
                 continue  # a layer is told only where the model is not
             among, many = judged[place], sharp[place]
             needed = at.most_heads if layer is None else 1.0
@@ -307,7 +129,8 @@ class History:
         if flat.sum() < at.most_heads * judged.sum():
             return []
         rule = MODEL_VERDICTS["flat"]
-        level = rule.level if not self._asked.change <= at.rising else "info"
+        is_asked = self._is_told(MODEL, "flat") or not self._asked.change <= at.rising
+        level = rule.level if is_asked else "info"
         why = (
             f"give every key nearly the same, the loss stands still, and the scale is "
             f"{np.median(factors):.2g} of 1/√d_k"
@@ -377,7 +200,7 @@ class History:
                 facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
             if loss.now > loss.start:
                 why = "the loss is higher than at the start"
-        elif loss.most_learned < at.learned and self._stands_still(is_new):
+        elif loss.most_learned < at.learned and self._stands_still(layer, is_new):
             name = "collapsing" if is_new else "saturated"
             why = f"the loss has fallen by {max(loss.learned, 0.0):.0%} only"
             facts.append(Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"))
@@ -400,7 +223,7 @@ class History:
             )
         ]
 
-    def _stands_still(self, is_new: bool) -> bool:
+    def _stands_still(self, layer: str | None, is_new: bool) -> bool:
         """Whether the loss does, although there is something to learn, and it does not begin.
 
         Gradients tell. More and more of it gets through the softmax before a model begins to learn.
@@ -408,15 +231,20 @@ class History:
         of noise learns to ignore its attention. What is not known excuses nothing.
         """
         at, loss = self.at, self.loss
-        if (
-            loss.is_falling
-            or self._let_through.change > at.rising
-            or self._asked.change < -at.fading
-        ):
+        asked, let_through = self._asked.change, self._let_through.change
+        scope = MODEL if layer is None else LAYER
+        if loss.is_falling or any(self._is_told(scope, name, layer or "") for name in SHARP):
+            return not loss.is_falling
+        if let_through > at.rising or asked < -at.fading:
             return False
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
-            return not self._asked.change <= at.rising
+            return not asked <= at.rising
         return True
+
+    def _is_told(self, scope: str, name: str, layer: str = "", head: int | None = None) -> bool:
+        """Whether someone was asked to act on it: then it takes more than a sign to end it."""
+        held = self._held.get((scope, name, layer, head))
+        return held is not None and held.is_raised and held.finding.is_loud
 
     # ------------------------------------------------------------ single heads
 
@@ -430,7 +258,7 @@ class History:
             for head in np.flatnonzero(loud[place]).tolist():
                 at = place.start + head
                 name, level = heads.order[heads.chosen[at]], LEVELS[heads.worst[at]]
-                benign = self._unharmed() if name == "exploding" else ""
+                benign = self._unharmed(layer, head) if name == "exploding" else ""
                 level = "info" if benign else level
                 held = self._held.get((HEAD, name, layer, head))
                 if held and held.finding.level == level and not held.finding.forecast:
@@ -443,15 +271,20 @@ class History:
                     found.append(own)
         return found
 
-    def _unharmed(self) -> str:
+    def _unharmed(self, layer: str, head: int) -> str:
         """Why scores may be as large as they like; "" if they may not."""
         if self._may_grow(self.at.solved):
             return _SOLVED
-        if self._may_grow(-math.inf):
-            if self.loss.is_falling:
-                return "the loss is falling all the same"
-            if self.loss.is_settled:
-                return "the loss has long stood still and has not suffered"
+        return self._calm(layer, head)
+
+    def _calm(self, layer: str, head: int) -> str:
+        """Why growing scores have done no harm, little as has been learned."""
+        if self._is_told(HEAD, "exploding", layer, head) or not self._may_grow(-math.inf):
+            return ""
+        if self.loss.is_falling:
+            return "the loss is falling all the same"
+        if self.loss.is_settled:
+            return "the loss has long stood still and has not suffered"
         return ""
 
     def _may_grow(self, learned: float) -> bool:
@@ -475,19 +308,20 @@ class History:
 
     def _rising(self, step: int, layer: str, head: int, now: float, steps: float) -> Finding:
         at = self.at
-        calm = self.loss.is_settled or self.loss.is_falling
-        unharmed = self._may_grow(-math.inf if calm else at.learned)
+        benign = self._calm(layer, head)
+        if self._may_grow(at.learned):
+            benign = "the loss has not suffered so far"
         when = step + max(1, round(steps))
         return Finding(
             scope=HEAD,
             name="exploding",
-            level="info" if unharmed else "warning",
+            level="info" if benign else "warning",
             reason=f"the largest |score| is {number(now)} and grows",
             hint=VERDICTS["exploding"].hint,
             evidence=(Fact("largest |score|", now, high=at.large),),
             layer=layer,
             head=head,
-            benign="the loss has not suffered so far" if unharmed else "",
+            benign=benign,
             forecast=f"At this rate {number(at.exploding)} at about step {number(when)}",
             explained=explained("exploding"),
         )

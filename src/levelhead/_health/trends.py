@@ -1,0 +1,189 @@
+"""Running averages of a run: of its loss, of gradients, of the largest scores of its heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .statistics import Floats
+
+STEPS = 10.0  # the loss is averaged over about so many
+_BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
+_FALLING, _SETTLED = 0.025, 0.02  # of the first loss: a difference that is no noise; none at all
+_GAINED = 0.25  # of the first loss: what is lost again is measured by no less
+_TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
+
+Where = slice | NDArray[np.int64]
+ALL = slice(None)
+
+
+class Loss:
+    """The course of the loss: where it started, its best and its present value, smoothed."""
+
+    def __init__(self) -> None:
+        self.start = self.now = self.best = self._before = self._long = math.nan
+        self.is_broken = False  # it was a number, and is none now
+        self._first: int | None = None  # step
+        self._last = 0
+        self._starts = (0.0, 0)  # sum and number of the first values
+        self._starting = True
+
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.now)
+
+    def add(self, step: int, value: float | None) -> None:
+        """The mean loss since the last record. What is no number moves nothing."""
+        if value is None:
+            return
+        self.is_broken = self.is_known and not math.isfinite(value)
+        if not math.isfinite(value):
+            return
+        passed = math.inf if self._first is None else max(step - self._last, 1)
+        self._first = step if self._first is None else self._first
+        self._starting = self._starting and 0 <= step - self._first < STEPS / 2
+        if self._starting:
+            self._starts = self._starts[0] + value, self._starts[1] + 1
+            self.start = self._starts[0] / self._starts[1]
+        self.now = towards(self.now, value, passed / STEPS)
+        self._before = towards(self._before, value, passed / _BEFORE)
+        self._long = towards(self._long, value, passed / _LONG)
+        self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
+        self._last = step
+
+    @property
+    def learned(self) -> float:
+        """The share of the first loss that is gone."""
+        return (self.start - self.now) / max(abs(self.start), 1e-12)
+
+    @property
+    def most_learned(self) -> float:
+        """The same at its best: what was learned once may come back."""
+        return (self.start - self.best) / max(abs(self.start), 1e-12)
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether it is clearly lower than it was just before."""
+        if self._first is None:
+            return False
+        # The averages lag behind a steady fall, each as far as it can after so few steps.
+        passed = self._last - self._first
+        lags = [steps * -math.expm1(-passed / steps) for steps in (_BEFORE, STEPS)]
+        share = (lags[0] - lags[1]) / (_BEFORE - STEPS)
+        return self._before - self.now > _FALLING * share * abs(self.start)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has been the same for long: what the model can learn, it has learned."""
+        if self._first is None or self._last - self._first < _LONG:
+            return False
+        return abs(self._long - self.now) < _SETTLED * abs(self.start)
+
+    @property
+    def lost(self) -> float:
+        """The share of what had been gained that was lost again; infinite if it is no number."""
+        if self.is_broken:
+            return math.inf
+        gained = self.start - self.best
+        return (self.now - self.best) / max(gained, _GAINED * abs(self.start), 1e-12)
+
+
+class Drift:
+    """How a positive number changes: its present value as a share of what it was lately."""
+
+    def __init__(self) -> None:
+        self._now = self._lately = math.nan  # of its logarithm
+
+    def add(self, passed: float, value: float) -> None:
+        """Take in a value; what is no number moves nothing."""
+        if value > 0 and math.isfinite(value):
+            self._now = towards(self._now, math.log(value), passed / STEPS)
+            self._lately = towards(self._lately, math.log(value), passed / LATELY)
+
+    @property
+    def change(self) -> float:
+        """0.1 is growth by a tenth; NaN if nothing is known."""
+        return math.expm1(self._now - self._lately)
+
+
+def towards(mean: float, value: float, share: float) -> float:
+    """A running mean, moved."""
+    return value if math.isnan(mean) else mean - math.expm1(-share) * (value - mean)
+
+
+class Trend:
+    """The lines through the logarithms of the largest scores of heads, lately.
+
+    where: which of the heads; all by default
+    """
+
+    def __init__(self, heads: int) -> None:
+        # Of weights, t, t², y and t·y, t counted back from the head's last record; when that was,
+        # and how many there are.
+        self._sums, self._last = np.zeros((5, heads)), np.zeros(heads)
+        self._records = np.zeros(heads, np.int64)
+
+    def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
+        """Take in a record at a time, in steps."""
+        n, t, tt, y, ty = self._sums[:, where]
+        passed = np.where(self._sums[0, where] > 0, now - self._last[where], 0.0)
+        kept = np.exp(-passed / np.maximum(_TREND_STEPS, _TREND_RECORDS * passed))
+        # Earlier records lie further back now.
+        t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
+        logs = np.log(np.maximum(largest, 1e-30))
+        known = np.isfinite(logs)
+        sums = kept * np.stack([n, t, tt, y, ty])
+        sums[0] += known
+        sums[3] += np.where(known, logs, 0.0)
+        self._sums[:, where], self._last[where] = sums, now
+        self._records[where] += known
+
+    def steps_until(self, limit: float, where: Where = ALL) -> Floats:
+        """How many steps from now each head reaches a score of `limit`; infinity for never."""
+        n, t, tt, y, ty = self._sums[:, where]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = tt - t * t / n
+            slope = (ty - t * y / n) / spread
+            level = y / n - slope * t / n
+            steps = (math.log(limit) - level) / slope
+        growing = (slope > 0) & (spread > 0) & (self._records[where] >= _TREND_RECORDS)
+        return np.where(growing, np.maximum(steps, 0.0), np.inf)
+
+
+class Trends(Trend):
+    """The same of all heads of a model, whichever layers take part in a step."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self._places: dict[str, slice] = {}
+
+    def where(self, layers: Mapping[str, slice]) -> Where:
+        """The places of the heads of some layers, in their order."""
+        if layers == self._places:  # usually
+            return ALL
+        if any(size(self._places.get(name)) != size(part) for name, part in layers.items()):
+            self._take_in(layers)
+        places = (self._places[name] for name in layers)
+        return np.concatenate([np.arange(place.start, place.stop) for place in places])
+
+    def _take_in(self, layers: Mapping[str, slice]) -> None:
+        """Layers that are new, or have other heads than before, begin anew."""
+        before, past = self._places, (self._sums, self._last, self._records)
+        sizes = {name: size(place) for name, place in {**before, **layers}.items()}
+        ends = np.cumsum([*sizes.values()]).tolist()
+        self._places = {
+            name: slice(end - size, end)
+            for (name, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        super().__init__(ends[-1])
+        for name, place in before.items():
+            if sizes[name] == size(place):
+                for new, old in zip((self._sums, self._last, self._records), past, strict=True):
+                    new[..., self._places[name]] = old[..., place]
+
+
+def size(place: slice | None) -> int:
+    return -1 if place is None else int(place.stop - place.start)
