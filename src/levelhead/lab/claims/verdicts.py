@@ -14,7 +14,7 @@ from ..._health.numbers import Spoken
 from .._experiment import Runs
 from .._figures import Array, Figures, table
 from .._plot import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Spec, axis, guide, line, picture
-from .._tasks import HELD_OUT
+from .._tasks import HELD_OUT, TASKS
 from .._threads import in_a_process, side_by_side
 
 if TYPE_CHECKING:
@@ -31,16 +31,16 @@ their attention, from runs that will end well, and it does so before the loss sh
 """
 DONE = """
 {runs} small transformers were trained for {steps} steps on {tasks} tasks (looking up, copying,
-language, classification, sorting, counting, noise that nothing can learn), with LayerNorm before,
-after, beside or both, three optimisers, learning rates over a factor of 50, warm-up, schedules,
-four scale rules, QK-norm, dropout, and faults that begin in the middle. Outcome alone says how a
-run ended: its final loss against the median of sound runs of the same task; a run that is behind by
-more than {failed:.0%} of what they gained has failed, unless it gets there in {longer} times the
-steps, which makes it slow. A failure counts as attention's if the same run with the right scale or
-with QK-norm ends well. The rules were tuned on other runs, of other seeds; {held_out} runs are of
-{held_tasks} tasks and one architecture that no rule had ever been tried on, and were looked at
-once, when all was done. An alarm is a warning or worse, raised with the loss logged and every
-{every} steps recorded.
+language, translation, classification, sorting, counting, arithmetic, noise that nothing can learn),
+with LayerNorm before, after, beside or both, or as in Llama, three optimisers, learning rates over
+a factor of 50, warm-up, schedules, four scale rules, QK-norm, dropout, and faults that begin in the
+middle. Outcome alone says how a run ended: its final loss against the median of sound runs of the
+same task; a run that is behind by more than {failed:.0%} of what they gained has failed, unless it
+gets there in {longer} times the steps, which makes it slow. A failure counts as attention's if the
+same run with the right scale or with QK-norm ends well. The rules were tuned on other runs, of
+other seeds; {held_out} runs are of {held_tasks} tasks and one architecture that no rule had ever
+been tried on, and were looked at once, when all was done. An alarm is a warning or worse, raised
+with the loss logged and every {every} steps recorded.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
@@ -56,10 +56,10 @@ LIMITS = """
 These are models of one to three layers and some hundred steps, in float32 on a CPU. Of the false
 alarms {noise} are on noise, where nothing can be learned and a sharp head harms nothing, and
 {harmless} followed an injected fault that did no harm within the run. Sudden faults give no lead:
-the loss jumps with them. Many models without a scale learn in the end, and raise an alarm before
-they do; models that are flat because their scale is too small are told only after {flat:.0f} steps,
-as many recover. What a threshold of this study is worth for a model of a billion parameters, nobody
-has measured.
+the loss jumps with them. Many models without a scale learn in the end, and some raise an alarm
+before they do; models that are flat because their scale is too small are told only after {flat:.0f}
+steps, as many recover. What a threshold of this study is worth for a model of a billion parameters,
+nobody has measured.
 """
 KEY = {
     "false alarms, held out": "{held_false} of {held_well} ({held_false_rate:.1%})",
@@ -304,7 +304,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
     ended, faults = np.array(all_runs["ended"]), np.array(all_runs["fault"])
     raised = np.array([step is not None for step in all_runs["alarm"]])
     false = np.isin(ended, ("healthy", "slow")) & raised
-    noise = np.array(all_runs["task"]) == "noise"
+    noise = np.array([TASKS[task].kind == "noise" for task in all_runs["task"]])
     other = np.array(all_runs["cause"]) == "other"
     found: dict[str, Any] = {
         **{"runs": len(ended), "steps": steps, "tasks": len(set(all_runs["task"]))},
