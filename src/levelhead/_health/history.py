@@ -129,7 +129,7 @@ class History:
         if flat.sum() < at.most_heads * judged.sum():
             return []
         rule = MODEL_VERDICTS["flat"]
-        is_asked = self._is_told(MODEL, "flat") or not self._asked.change <= at.rising
+        is_asked = self._is_told(MODEL, "flat") or not self._asked.change <= at.rising / 2
         level = rule.level if is_asked else "info"
         why = (
             f"give every key nearly the same, the loss stands still, and the scale is "

@@ -111,7 +111,7 @@ class Thresholds:
     solved: float = _from(
         0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
     )
-    lost: float = _from(0.1, "share of what the loss had gained that may be lost again", _STUDY)
+    lost: float = _from(0.2, "share of what the loss had gained that may be lost again", _STUDY)
     scale_off: float = _from(
         1.5,
         "times 1/√d_k from which a scale is too large",

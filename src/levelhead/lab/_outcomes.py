@@ -189,7 +189,8 @@ def by_statistic(kept: Kept, every: int, statistic: str, limits: Sequence[float]
             value = float(np.nanmax(heads.values(statistic), initial=0.0))
             passed = [value > limit for limit in limits]
         else:
-            value = float(np.nanmean(heads.values(statistic)))
+            values = heads.values(statistic)
+            value = float(np.nanmean(values)) if np.isfinite(values).any() else np.nan
             passed = [value < limit for limit in limits]
         found = [
             (step, statistic) if now and alarm is NO_ALARM else alarm

@@ -39,8 +39,9 @@ same task; a run that is behind by more than {failed:.0%} of what they gained ha
 gets there in {longer} times the steps, which makes it slow. A failure counts as attention's if the
 same run with the right scale or with QK-norm ends well. The rules were tuned on other runs, of
 other seeds; {held_out} runs are of {held_tasks} tasks and one architecture that no rule had ever
-been tried on, and were looked at once, when all was done. An alarm is a warning or worse, raised
-with the loss logged and every {every} steps recorded.
+been tried on. They were looked at once; then two rules changed (how much of its gain a loss may
+lose again, and when a flat model is told), so they are not wholly unseen. An alarm is a warning or
+worse, raised with the loss logged and every {every} steps recorded.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
