@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from levelhead.lab._figures import plain
 from levelhead.lab._outcomes import HealthyPath, by_gradient_norm, ending
 from levelhead.lab._sweep import FAULTS, REFERENCES, Setting, mended, settings
 from levelhead.lab._tasks import HELD_OUT, TASKS
+from levelhead.lab._threads import in_a_process, side_by_side
 from levelhead.lab.claims import verdicts
 
 
@@ -59,6 +61,15 @@ def test_a_cure_is_the_right_scale_then_qk_norm():
 
 def test_tasks_that_were_tuned_on_are_not_held_out():
     assert not set(verdicts.TUNED) & set(HELD_OUT) and {*verdicts.TUNED, *HELD_OUT} <= set(TASKS)
+
+
+def test_trainings_side_by_side_run_in_processes_of_their_own_and_keep_their_order():
+    with side_by_side(2) as each_of:
+        found = list(each_of(lambda n: in_a_process(math.sqrt, n), [1, 4, 9, 16]))
+        assert in_a_process(os.getpid) != os.getpid()
+    assert found == [1, 2, 3, 4] and in_a_process(os.getpid) == os.getpid()
+    with side_by_side(1) as each_of:
+        assert list(each_of(lambda _: in_a_process(os.getpid), [0])) == [os.getpid()]
 
 
 # ---------------------------------------------------------------- outcomes
