@@ -233,8 +233,10 @@ class History:
         at, loss = self.at, self.loss
         asked, let_through = self._asked.change, self._let_through.change
         scope = MODEL if layer is None else LAYER
-        if loss.is_falling or any(self._is_told(scope, name, layer or "") for name in SHARP):
-            return not loss.is_falling
+        if loss.is_falling:
+            return False
+        if any(self._is_told(scope, name, layer or "") for name in SHARP):
+            return True
         if let_through > at.rising or asked < -at.fading:
             return False
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
