@@ -150,7 +150,7 @@ def trainings(
         return ending(setting, kept["loss"], path, again)
 
     groups, runs = settings(size, seed), []
-    with side_by_side(None if size == "full" else 1) as each_of:
+    with side_by_side(1 if size == "tiny" else None) as each_of:
         recorded = iter(each_of(train, [setting for _, chosen in groups for setting in chosen]))
         for part, chosen in groups:
             kept = list(islice(recorded, len(chosen)))
