@@ -129,7 +129,7 @@ class History:
         if flat.sum() < at.most_heads * judged.sum():
             return []
         rule = MODEL_VERDICTS["flat"]
-        is_asked = self._is_told(MODEL, "flat") or not self._asked.change <= at.rising / 2
+        is_asked = self._is_told(MODEL, "flat") or not self._asked.in_all <= at.rising
         level = rule.level if is_asked else "info"
         why = (
             f"give every key nearly the same, the loss stands still, and the scale is "
@@ -183,6 +183,7 @@ class History:
                 form=".0%",
             ),
         ]
+        has_lost = loss.is_broken or (loss.lost > at.lost and loss.most_learned >= at.begun)
         if not loss.is_known:
             if not self._sharp_at_first:
                 return []
@@ -191,7 +192,7 @@ class History:
             return []  # there was nothing more to learn when they turned sharp
         elif self._clock < at.settling:
             return []
-        elif loss.lost > at.lost and (is_new or loss.learned >= at.learned):
+        elif has_lost and (is_new or loss.learned >= at.learned):
             name = "collapsing"
             why = f"the loss has lost {loss.lost:.0%} of what it had gained"
             if loss.is_broken:
@@ -228,7 +229,8 @@ class History:
 
         Gradients tell. More and more of it gets through the softmax before a model begins to learn.
         Less and less of it asks for other weights where nothing is to be gained from them: a model
-        of noise learns to ignore its attention. What is not known excuses nothing.
+        of noise learns to ignore its attention, and one that has learned what attention can give
+        asks for no more. What is not known excuses nothing.
         """
         at, loss = self.at, self.loss
         asked, let_through = self._asked.change, self._let_through.change
@@ -239,6 +241,8 @@ class History:
             return True
         if let_through > at.rising or asked < -at.fading:
             return False
+        if loss.most_learned >= at.partly:  # perhaps that was all
+            return not asked < 0
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
             return not asked <= at.rising
         return True

@@ -95,11 +95,12 @@ class Drift:
     """How a positive number changes: its present value as a share of what it was lately."""
 
     def __init__(self) -> None:
-        self._now = self._lately = math.nan  # of its logarithm
+        self._start = self._now = self._lately = math.nan  # of its logarithm
 
     def add(self, passed: float, value: float) -> None:
         """Take in a value; what is no number moves nothing."""
         if value > 0 and math.isfinite(value):
+            self._start = math.log(value) if math.isnan(self._start) else self._start
             self._now = towards(self._now, math.log(value), passed / STEPS)
             self._lately = towards(self._lately, math.log(value), passed / LATELY)
 
@@ -107,6 +108,11 @@ class Drift:
     def change(self) -> float:
         """0.1 is growth by a tenth; NaN if nothing is known."""
         return math.expm1(self._now - self._lately)
+
+    @property
+    def in_all(self) -> float:
+        """The same since the start."""
+        return math.expm1(self._now - self._start)
 
 
 def towards(mean: float, value: float, share: float) -> float:

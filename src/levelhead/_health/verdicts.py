@@ -101,9 +101,12 @@ class Thresholds:
     learned: float = _from(
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
     )
-    begun: float = _from(0.06, "share of it that is gone where there is something to learn", _STUDY)
+    begun: float = _from(
+        0.075, "share of it that is gone where there is something to learn", _STUDY
+    )
+    partly: float = _from(0.2, "share of it that may be all that there was to learn", _STUDY)
     rising: float = _from(
-        0.07, "growth of a gradient that is no noise, within some 30 steps", _STUDY
+        0.05, "growth of a gradient that is no noise, within some 30 steps", _STUDY
     )
     fading: float = _from(
         0.3, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
@@ -125,9 +128,9 @@ class Thresholds:
     )
     settling: float = _from(10, "steps in which a loss need not fall yet", _STUDY)
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
-    flat_patience: float = _from(250, "steps that a model must be flat before it is told", _STUDY)
+    flat_patience: float = _from(180, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
-        100, "steps ahead within which a head on course to explode is told", _STUDY
+        300, "steps ahead within which a head on course to explode is told", _STUDY
     )
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:

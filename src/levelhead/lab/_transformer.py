@@ -20,7 +20,8 @@ class Shape:
              that models differ in nothing else
     norm:    where LayerNorm is: "pre", "post", "sandwich" (both) or "none"; "parallel" is one
              before both parts, which then work side by side; "rms" is RMSNorm before each, with
-             rotary positions and a gated MLP, as in Llama
+             rotary positions and a gated MLP, as in Llama; "palm" is "parallel" with rotary
+             positions and one head of keys and values for all queries, as in PaLM
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -52,22 +53,26 @@ class Attention(nn.Module):
         self.shape = shape
         rule = scale_rule(shape.rule)
         self.scale = shape.factor * rule(shape.d_k, shape.heads * shape.d_k)
+        shared = shape.heads if shape.norm == "palm" else 1  # by so many heads of queries
         inner = shape.heads * shape.d_k
         self.query = _linear(shape.width, inner, shape.weights)
-        self.key = _linear(shape.width, inner, shape.weights)
-        self.value = _linear(shape.width, shape.width, "unit")
+        self.key = _linear(shape.width, inner // shared, shape.weights)
+        self.value = _linear(shape.width, shape.width // shared, "unit")
         self.out = _linear(shape.width, shape.width, "unit")
         self.norms = nn.ModuleList(nn.RMSNorm(shape.d_k) for _ in range(2 * shape.qk_norm))
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
         query, key, value = (
-            project(x).unflatten(-1, (self.shape.heads, -1)).transpose(1, 2)
-            for project in (self.query, self.key, self.value)
+            project(x).unflatten(-1, (-1, width)).transpose(1, 2)
+            for project, width in (
+                *((self.query, self.shape.d_k), (self.key, self.shape.d_k)),
+                (self.value, self.shape.width // self.shape.heads),
+            )
         )
         for norm_query, norm_key in [self.norms] if self.norms else []:
             query, key = norm_query(query), norm_key(key)
-        if self.shape.norm == "rms":
+        if self.shape.norm in ("rms", "palm"):
             query, key = rotated(query), rotated(key)
         attended: Tensor = attention(
             *(query, key, value),
@@ -143,7 +148,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
-        if self.norm == "parallel":
+        if self.norm in ("parallel", "palm"):
             normed = self.norms[0](x)
             both: Tensor = x + self.drop(self.attention(normed)) + self.drop(self.mlp(normed))
             return both

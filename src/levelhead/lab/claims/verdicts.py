@@ -79,19 +79,30 @@ TUNED = (
     *("reverse", "majority", "markov", "sort", "pointer"),
     *("needle", "brackets", "masked", "induction", "count", "picture", "agreement"),
 )
-KNOWN_NORMS = ("pre", "post", "parallel", "sandwich")
-NEW_NORM, ON = "rms", ("recall", "match")  # the architecture that was held out
-# Tasks, and how many runs of each: of those that the rules were tuned on, and of new ones.
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {"steps": 12, "tuned": (("copy",), 9), "held_out": (HELD_OUT[:1], 9), "new": ((), 0)},
-    "quick": {
-        **{"steps": 60, "tuned": (("copy",), 10)},
-        **{"held_out": (HELD_OUT[:1], 10), "new": ((), 0)},
-    },
-    "full": {"steps": 400, "tuned": (TUNED, 12), "held_out": (HELD_OUT, 32), "new": (ON, 24)},
+TUNED_LATER = ("latest", "cipher", "largest", "sum", "chain", "lottery")  # held out at first
+EARLY_NORMS = ("pre", "post", "parallel", "sandwich")
+NORMS = (*EARLY_NORMS, "rms")
+NEW_NORM, ON = "palm", ("recall", "match")  # the architecture that is held out
+# Part of the study, its tasks, how many runs of each, their first seed, and architectures: those
+# that the rules were tuned on, and new ones.
+Group = tuple[str, tuple[str, ...], int, int, tuple[str, ...]]
+GROUPS: dict[str, tuple[Group, ...]] = {
+    size: (
+        ("tuned", ("copy",), count, 43_000, EARLY_NORMS),
+        ("held out", HELD_OUT[:1], count, 44_000, (*NORMS, NEW_NORM)),
+    )
+    for size, count in (("tiny", 9), ("quick", 10))
 }
+GROUPS["full"] = (
+    ("tuned", TUNED, 12, 43_000, EARLY_NORMS),
+    ("tuned", TUNED_LATER, 12, 43_000, NORMS),
+    ("tuned", ON, 12, 43_500, NORMS[-1:] * 2),
+    ("held out", HELD_OUT, 32, 44_000, (*NORMS, NEW_NORM)),
+    ("held out", ON, 24, 44_500, (NEW_NORM, NEW_NORM)),
+)
+STEPS = {"tiny": 12, "quick": 60, "full": 400}
 # How many trainings a full run makes: all settings, and those that find causes.
-PIECES = {"full": 17 * 12 + 6 * 32 + 2 * 24 + 124}
+PIECES = {"full": sum(len(tasks) * count for _, tasks, count, *_ in GROUPS["full"]) + 148}
 EVERY = 10
 FALSE, RECALL, LEAD = 0.05, 0.9, 30  # what the claim means
 LIMITS_OF = {
@@ -122,18 +133,11 @@ def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
     """Part ("tuned" or "held out") and the settings of a task, sound ones first."""
     from .. import _sweep  # noqa: PLC0415
 
-    sizes = SIZES[size]
-    groups = (
-        ("tuned", "tuned", 43_000, KNOWN_NORMS),
-        ("held out", "held_out", 43_000, (*KNOWN_NORMS, NEW_NORM)),
-        ("held out", "new", 43_500, (NEW_NORM, NEW_NORM)),
-    )
-    found = []
-    for part, name, first, norms in groups:
-        tasks, count = sizes[name]
-        options = {"seed": first + 1000 * seed, "steps": sizes["steps"], "norms": norms}
-        found += [(part, _sweep.settings(task, count, **options)) for task in tasks]
-    return found
+    return [
+        (part, _sweep.settings(task, count, first + 1000 * seed, steps=STEPS[size], norms=norms))
+        for part, tasks, count, first, norms in GROUPS[size]
+        for task in tasks
+    ]
 
 
 def trainings(
@@ -184,7 +188,7 @@ def measure(size: str, seed: int) -> Figures:
     runs = table(rows)
     return {
         **{"runs": runs, "summary": table(_summaries(runs)), "baselines": table(_baselines(runs))},
-        **{"examples": table(_examples(rows, curves)), "steps": SIZES[size]["steps"]},
+        **{"examples": table(_examples(rows, curves)), "steps": STEPS[size]},
     }
 
 
