@@ -129,7 +129,7 @@ class History:
         if flat.sum() < at.most_heads * judged.sum():
             return []
         rule = MODEL_VERDICTS["flat"]
-        is_asked = self._is_told(MODEL, "flat") or not self._asked.in_all <= at.rising
+        is_asked = self._is_told(MODEL, "flat") or not self._asked.in_all <= at.grown
         level = rule.level if is_asked else "info"
         why = (
             f"give every key nearly the same, the loss stands still, and the scale is "
@@ -239,13 +239,16 @@ class History:
             return False
         if any(self._is_told(scope, name, layer or "") for name in SHARP):
             return True
-        if let_through > at.rising or asked < -at.fading:
+        if let_through > at.rising or asked < -at.fading or self._has_learned_all():
             return False
-        if loss.most_learned >= at.partly:  # perhaps that was all
-            return not asked < 0
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
             return not asked <= at.rising
         return True
+
+    def _has_learned_all(self) -> bool:
+        """Whether something was learned, and no more is asked of attention than before."""
+        at = self.at
+        return self.loss.most_learned >= at.partly and self._asked.change < at.rising / 2
 
     def _is_told(self, scope: str, name: str, layer: str = "", head: int | None = None) -> bool:
         """Whether someone was asked to act on it: then it takes more than a sign to end it."""
@@ -289,6 +292,8 @@ class History:
             return ""
         if self.loss.is_falling:
             return "the loss is falling all the same"
+        if self._has_learned_all():
+            return "less and less of the gradient asks for other weights"
         if self.loss.is_settled:
             return "the loss has long stood still and has not suffered"
         return ""

@@ -111,6 +111,9 @@ class Thresholds:
     fading: float = _from(
         0.3, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
     )
+    grown: float = _from(
+        0.25, "growth of it, since the start, in a flat model that something is wanted of", _STUDY
+    )
     solved: float = _from(
         0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
     )
@@ -128,7 +131,7 @@ class Thresholds:
     )
     settling: float = _from(10, "steps in which a loss need not fall yet", _STUDY)
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
-    flat_patience: float = _from(180, "steps that a model must be flat before it is told", _STUDY)
+    flat_patience: float = _from(150, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
         300, "steps ahead within which a head on course to explode is told", _STUDY
     )

@@ -32,16 +32,16 @@ their attention, from runs that will end well, and it does so before the loss sh
 DONE = """
 {runs} small transformers were trained for {steps} steps on {tasks} tasks (looking up, copying,
 language, translation, classification, sorting, counting, arithmetic, noise that nothing can learn),
-with LayerNorm before, after, beside or both, or as in Llama, three optimisers, learning rates over
-a factor of 50, warm-up, schedules, four scale rules, QK-norm, dropout, and faults that begin in the
-middle. Outcome alone says how a run ended: its final loss against the median of sound runs of the
+with LayerNorm before, after, beside or both, or as in Llama or PaLM, three optimisers, learning
+rates over a factor of 50, warm-up, schedules, four scale rules, QK-norm, dropout, and faults that
+begin in the middle. Outcome alone says how a run ended: its final loss against the median of sound runs of the
 same task; a run that is behind by more than {failed:.0%} of what they gained has failed, unless it
 gets there in {longer} times the steps, which makes it slow. A failure counts as attention's if the
-same run with the right scale or with QK-norm ends well. The rules were tuned on other runs, of
-other seeds; {held_out} runs are of {held_tasks} tasks and one architecture that no rule had ever
-been tried on. They were looked at once; then two rules changed (how much of its gain a loss may
-lose again, and when a flat model is told), so they are not wholly unseen. An alarm is a warning or
-worse, raised with the loss logged and every {every} steps recorded.
+same run with the right scale or with QK-norm ends well. The rules were tuned on other runs of the
+same tasks, in part on these; {held_out} runs are of {held_tasks} tasks and one architecture that no
+rule had ever been tried on. They were looked at once; then two rules changed (when a flat model is
+told, and when a model has learned all that attention can give), so they are not wholly unseen. An
+alarm is a warning or worse, raised with the loss logged and every {every} steps recorded.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
@@ -49,8 +49,8 @@ alarm ({held_false_rate:.1%}; 95 % interval {held_false_low:.0%} to {held_false_
 {held_caught} of {held_sick} runs that failed because of attention did ({held_recall:.0%}; interval
 {held_recall_low:.0%} to {held_recall_high:.0%}), half of them at least {held_lead:.0f} steps before
 the loss left the healthy path (quartiles {held_lead_low:.0f} and {held_lead_high:.0f}). On the
-tasks that were tuned on, with new seeds, it is {tuned_false} of {tuned_well}, {tuned_caught} of
-{tuned_sick}, and {tuned_lead:.0f} steps. That is {per_steps:.1f} false alarms in 10,000 steps. Of
+tasks that were tuned on it is {tuned_false} of {tuned_well}, {tuned_caught} of {tuned_sick}, and
+{tuned_lead:.0f} steps. That is {per_steps:.1f} false alarms in 10,000 steps. Of
 {other} failures with another cause {other_alarmed} raised an alarm. {baselines}
 """
 LIMITS = """
