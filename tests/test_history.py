@@ -11,6 +11,7 @@ from levelhead._health import Evidence, GradHealth, Health, History, Thresholds
 from levelhead._health.judge import Heads, findings
 from levelhead._health.statistics import statistics_of
 from levelhead._health.trends import Loss, Trend
+from levelhead.scaling import in_use
 
 AT = Thresholds()
 CALM = {"entropy_ratio": 0.8, "saturated": 0.0}
@@ -167,6 +168,17 @@ def test_growing_scores_are_told_before_they_explode(every):
     assert int(told) == pytest.approx(66, abs=3)
 
 
+def test_growing_scores_are_information_where_no_more_is_asked_of_attention():
+    def seen(step):
+        scores = {"score_max": 10 * 2 ** (step / 10)}
+        return sharp(0.99, 1.0, CALM | scores)(step)
+
+    history = History(AT)
+    found = course(history, range(65), seen, lambda step: 2.0 if step < 5 else 1.4)
+    assert {each for now in found for each in now} == {("head", "exploding", "info")}
+    assert "asks for other weights" in history.findings[0].benign
+
+
 def test_growing_scores_are_information_while_the_loss_is_fine():
     def falls(step):
         return 4.0 * 0.9**step
@@ -242,11 +254,11 @@ def turns(step):
     return heads(*[SHARP if step >= 60 else CALM] * 4)
 
 
-def sharp(asked, let_through):
+def sharp(asked, let_through, like=SHARP):
     """Sharp heads whose gradients, on the weights and on the scores, change by a factor a step."""
 
     def seen(step):
-        base = heads(*[SHARP] * 4).evidence
+        base = heads(*[like(step) if callable(like) else like] * 4).evidence
         # The norms are kept as sums of squares.
         sums = [[asked ** (2 * step), let_through ** (2 * step)]] * 4
         return Heads(replace(base, gradients={"a": GradHealth.from_sums(sums)}), AT)
@@ -259,9 +271,11 @@ def sharp(asked, let_through):
     [
         (1.0, 1.0, 0.0, False),  # it may be noise
         (1.02, 1.0, 0.0, True),  # it is not: other weights are asked for
-        (1.0, 1.0, 0.2, True),  # something was learned, and then no more
-        (0.97, 1.0, 0.2, False),  # the model turns away from its attention
-        (1.02, 1.02, 0.2, False),  # it is about to learn
+        (1.0, 1.0, 0.15, True),  # something was learned, and then no more
+        (0.97, 1.0, 0.15, False),  # the model turns away from its attention
+        (1.02, 1.02, 0.15, False),  # it is about to learn
+        (1.0, 1.0, 0.3, False),  # perhaps that was all
+        (1.02, 1.0, 0.3, True),  # it was not
     ],
 )
 def test_gradients_tell_a_model_that_is_stuck_from_one_with_nothing_to_learn(
@@ -272,6 +286,32 @@ def test_gradients_tell_a_model_that_is_stuck_from_one_with_nothing_to_learn(
 
     found = course(History(AT), range(120), sharp(asked, let_through), loss)
     assert bool(found[-1]) == is_told
+
+
+@pytest.mark.parametrize(("at_first", "is_told"), [(2.0, False), (4.0, True)])
+def test_only_what_was_gained_can_be_lost(at_first, is_told):
+    """Heads turn sharp with a loss that rises, and the model turns away from them."""
+
+    def loss(step):
+        return at_first if step < 10 else 2.0 if step < 50 else 3.0
+
+    seen = sharp(0.97, 1.0, lambda step: SHARP if step >= 50 else CALM)
+    found = course(History(AT), range(90), seen, loss)
+    assert any(found) == is_told
+
+
+@pytest.mark.parametrize(
+    ("asked", "level"),
+    [(1.001, "info"), (0.99, "info"), (1.01, "warning")],
+)
+def test_a_flat_model_is_told_if_more_is_asked_of_it_than_at_the_start(asked, level):
+    def seen(step):
+        evidence = sharp(asked, 1.0, {"entropy_ratio": 0.99})(step).evidence
+        return Heads(replace(evidence, scales={"a": in_use(1 / 64, 64)}), AT)
+
+    found = course(History(AT), range(200), seen, loss=2.0)
+    steps = [step for step, now in enumerate(found) if now == [("model", "flat", level)]]
+    assert steps == list(range(int(AT.flat_patience), 200))
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -297,7 +337,7 @@ def test_scores_may_be_large_while_the_loss_falls():
 
 def test_what_was_told_is_not_over_at_a_mere_sign_of_learning():
     history, steady, growing = History(AT), sharp(1.0, 1.0), sharp(1.02, 1.02)
-    found = course(history, range(80), steady, lambda step: 2.0 if step < 10 else 1.6)
+    found = course(history, range(80), steady, lambda step: 2.0 if step < 10 else 1.7)
     assert found[-1] == [("model", "saturated", "warning")]
     assert all(course(history, range(80, 140), lambda step: growing(step - 80), 1.6))
 
