@@ -12,9 +12,10 @@ from levelhead import lab
 from levelhead.lab import _outcomes
 from levelhead.lab._figures import plain
 from levelhead.lab._outcomes import HealthyPath, by_gradient_norm, ending
-from levelhead.lab._sweep import FAULTS, REFERENCES, Setting, mended, settings
+from levelhead.lab._sweep import FAULTS, REFERENCES, Setting, mended, settings, train
 from levelhead.lab._tasks import HELD_OUT, TASKS
 from levelhead.lab._threads import in_a_process, side_by_side
+from levelhead.lab._transformer import Attention, Shape
 from levelhead.lab.claims import verdicts
 
 
@@ -60,7 +61,21 @@ def test_a_cure_is_the_right_scale_then_qk_norm():
 
 
 def test_tasks_that_were_tuned_on_are_not_held_out():
-    assert not set(verdicts.TUNED) & set(HELD_OUT) and {*verdicts.TUNED, *HELD_OUT} <= set(TASKS)
+    all_parts = [*verdicts.TUNED, *verdicts.TUNED_LATER, *HELD_OUT]
+    assert sorted(all_parts) == sorted(TASKS) and verdicts.NEW_NORM not in verdicts.NORMS
+
+
+@pytest.mark.parametrize("norm", [*verdicts.NORMS, verdicts.NEW_NORM])
+def test_every_architecture_learns_and_is_recorded(norm):
+    trace = train(Setting("copy", steps=20).shaped(norm=norm))
+    assert trace.loss[-5:].mean() < trace.loss[:5].mean() and np.isfinite(trace.sums).all()
+    assert [heads for _, heads in trace.layers] == [4, 4]
+
+
+def test_the_heads_of_palm_share_their_keys_and_values():
+    attention = Attention(Shape(norm="palm", heads=4, d_k=8, width=32))
+    assert [len(each.weight) for each in (attention.query, attention.key)] == [32, 8]
+    assert len(attention.value.weight) == 8
 
 
 def test_trainings_side_by_side_run_in_processes_of_their_own_and_keep_their_order():
