@@ -168,17 +168,6 @@ def test_growing_scores_are_told_before_they_explode(every):
     assert int(told) == pytest.approx(66, abs=3)
 
 
-def test_growing_scores_are_information_where_no_more_is_asked_of_attention():
-    def seen(step):
-        scores = {"score_max": 10 * 2 ** (step / 10)}
-        return sharp(0.99, 1.0, CALM | scores)(step)
-
-    history = History(AT)
-    found = course(history, range(65), seen, lambda step: 2.0 if step < 5 else 1.4)
-    assert {each for now in found for each in now} == {("head", "exploding", "info")}
-    assert "asks for other weights" in history.findings[0].benign
-
-
 def test_growing_scores_are_information_while_the_loss_is_fine():
     def falls(step):
         return 4.0 * 0.9**step

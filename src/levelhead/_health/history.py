@@ -239,16 +239,13 @@ class History:
             return False
         if any(self._is_told(scope, name, layer or "") for name in SHARP):
             return True
-        if let_through > at.rising or asked < -at.fading or self._has_learned_all():
+        if let_through > at.rising or asked < -at.fading:
             return False
+        if loss.most_learned >= at.partly:  # perhaps that was all
+            return not asked < at.rising / 2
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
             return not asked <= at.rising
         return True
-
-    def _has_learned_all(self) -> bool:
-        """Whether something was learned, and no more is asked of attention than before."""
-        at = self.at
-        return self.loss.most_learned >= at.partly and self._asked.change < at.rising / 2
 
     def _is_told(self, scope: str, name: str, layer: str = "", head: int | None = None) -> bool:
         """Whether someone was asked to act on it: then it takes more than a sign to end it."""
@@ -292,8 +289,6 @@ class History:
             return ""
         if self.loss.is_falling:
             return "the loss is falling all the same"
-        if self._has_learned_all():
-            return "less and less of the gradient asks for other weights"
         if self.loss.is_settled:
             return "the loss has long stood still and has not suffered"
         return ""
