@@ -220,7 +220,7 @@ def lab(
             autocompletion=list_experiments,
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of an hour.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Minutes instead of hours.")] = False,
     out: Annotated[
         Path, typer.Option(metavar="DIR", help="Where the page and the numbers go.")
     ] = Path("lab"),

@@ -57,7 +57,7 @@ def run(
 
     names:    experiments or claim numbers; None is all of them
     out:      the folder; it is made if there is none. What it has is not measured again
-    quick:    the short version, minutes instead of most of an hour
+    quick:    the short version, minutes instead of hours
     size:     "tiny", "quick" or "full", instead of quick
     seed:     the first seed
     seeds:    how many; None leaves it to each experiment
