@@ -47,10 +47,11 @@ def train(steps, log=lambda seen, step, loss: seen.log(loss=loss), watched=None,
 
 
 def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
-    seen = train(60, rule="none", d_k=256, watched={"store": tmp_path / "run.db"})
+    seen = train(120, rule="none", d_k=256, watched={"store": tmp_path / "run.db"})
     (alert,) = seen.alerts
     assert (alert.verdict, alert.level, alert.scope) == ("saturated", "warning", "model")
-    assert 20 <= alert.step <= 55 and 10 <= alert.since <= alert.step - 10 and alert.heads >= 2
+    # Sound runs of the task leave it behind at about step 130.
+    assert 20 <= alert.step <= 115 and 10 <= alert.since <= alert.step - 10 and alert.heads >= 2
     assert str(alert).startswith(f"steps {alert.since} to {alert.step}, the model: saturated")
     names = {(each.name, each.scope): each for each in seen.findings()}
     scale = names["scale", "model"]
@@ -62,7 +63,7 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
     # The page of the file and that of the memory say the same.
     pages = [run_data(run) for run in (read_run(tmp_path / "run.db"), seen._run())]
     for page in pages:
-        assert page["headline"] == f"At step 59: saturated: {names['saturated', 'model'].reason}."
+        assert page["headline"] == f"At step 119: saturated: {names['saturated', 'model'].reason}."
         assert [page["told"][which] for which in page["said"][-1]] == [
             {"mark": "saturated", "level": "warning", "text": str(names["saturated", "model"])},
             {"mark": "saturated", "level": "warning", "text": str(scale)},
