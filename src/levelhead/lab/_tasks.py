@@ -348,5 +348,5 @@ TASKS: dict[str, Task] = {
     "since": Task("counting", (10, 2), 24, 8, True, _since),
 }
 
-# The verdicts were tuned on the others; runs of these were looked at once.
+# The verdicts were tuned on the others; two rules changed after a look at runs of these.
 HELD_OUT = ("echo", "colour", "trigram", "topic", "mislabelled", "since")

@@ -63,12 +63,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
+        d_k, d_v = self.shape.d_k, self.shape.width // self.shape.heads
         query, key, value = (
             project(x).unflatten(-1, (-1, width)).transpose(1, 2)
-            for project, width in (
-                *((self.query, self.shape.d_k), (self.key, self.shape.d_k)),
-                (self.value, self.shape.width // self.shape.heads),
-            )
+            for project, width in ((self.query, d_k), (self.key, d_k), (self.value, d_v))
         )
         for norm_query, norm_key in [self.norms] if self.norms else []:
             query, key = norm_query(query), norm_key(key)
