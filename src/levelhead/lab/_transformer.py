@@ -21,7 +21,8 @@ class Shape:
     norm:    where LayerNorm is: "pre", "post", "sandwich" (both) or "none"; "parallel" is one
              before both parts, which then work side by side; "rms" is RMSNorm before each, with
              rotary positions and a gated MLP, as in Llama; "palm" is "parallel" with rotary
-             positions and one head of keys and values for all queries, as in PaLM
+             positions and one head of keys and values for all queries, as in PaLM; "alibi" is "pre"
+             with scores that fall with the distance, each head at a rate of its own, as in BLOOM
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -74,6 +75,7 @@ class Attention(nn.Module):
             query, key = rotated(query), rotated(key)
         attended: Tensor = attention(
             *(query, key, value),
+            mask=distances(*query.shape[1:3]) if self.shape.norm == "alibi" else None,
             causal=self.shape.causal,
             scale=self.scale,
             softcap=self.shape.softcap,
@@ -104,6 +106,13 @@ def rotated(x: Tensor) -> Tensor:
     a, b = x.chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+def distances(heads: int, length: int) -> Tensor:
+    """(heads, length, length): what ALiBi takes from the scores, from rate 1/2 down to 1/256."""
+    rates = 2.0 ** -torch.linspace(1, 8, heads)
+    places = torch.arange(length)
+    return -rates[:, None, None] * (places[:, None] - places).abs()
 
 
 class GatedMLP(nn.Module):
@@ -155,7 +164,7 @@ class Block(nn.Module):
         ):
             if self.norm == "sandwich":
                 x = x + self.drop(self.after[place](part(norm(x))))
-            elif self.norm in ("pre", "rms"):
+            elif self.norm in ("pre", "rms", "alibi"):
                 x = x + self.drop(part(norm(x)))
             else:
                 x = x + self.drop(part(x))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._sweep import Setting
 
 CLAIM = 16
-VERSION = 3
+VERSION = 4
 TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
 SAID = """
 Ours: what a watch says of attention while a model trains separates runs that will fail, because of
@@ -80,26 +80,29 @@ TUNED = (
     *("reverse", "majority", "markov", "sort", "pointer"),
     *("needle", "brackets", "masked", "induction", "count", "picture", "agreement"),
 )
-TUNED_LATER = ("latest", "cipher", "largest", "sum", "chain", "lottery")  # held out at first
+TUNED_LATER = (  # held out at first
+    *("latest", "cipher", "largest", "sum", "chain", "lottery"),
+    *("echo", "colour", "trigram", "topic", "mislabelled", "since"),
+)
 EARLY_NORMS = ("pre", "post", "parallel", "sandwich")
-NORMS = (*EARLY_NORMS, "rms")
-NEW_NORM, ON = "palm", ("recall", "match")  # the architecture that is held out
+NORMS = (*EARLY_NORMS, "rms", "palm")
+NEW_NORM, ON = "alibi", ("recall", "match")  # the architecture that is held out
 # Part of the study, its tasks, how many runs of each, their first seed, and architectures: those
 # that the rules were tuned on, and new ones.
 Group = tuple[str, tuple[str, ...], int, int, tuple[str, ...]]
 GROUPS: dict[str, tuple[Group, ...]] = {
     size: (
-        ("tuned", ("copy",), count, 43_000, EARLY_NORMS),
-        ("held out", HELD_OUT[:1], count, 44_000, (*NORMS, NEW_NORM)),
+        ("tuned", ("copy",), count, 45_000, EARLY_NORMS),
+        ("held out", HELD_OUT[:1], count, 46_000, (*NORMS, NEW_NORM)),
     )
     for size, count in (("tiny", 9), ("quick", 10))
 }
 GROUPS["full"] = (
-    ("tuned", TUNED, 12, 43_000, EARLY_NORMS),
-    ("tuned", TUNED_LATER, 12, 43_000, NORMS),
-    ("tuned", ON, 12, 43_500, NORMS[-1:] * 2),
-    ("held out", HELD_OUT, 32, 44_000, (*NORMS, NEW_NORM)),
-    ("held out", ON, 24, 44_500, (NEW_NORM, NEW_NORM)),
+    ("tuned", TUNED, 12, 45_000, EARLY_NORMS),
+    ("tuned", TUNED_LATER, 12, 45_000, NORMS),
+    ("tuned", ON, 12, 45_500, NORMS[-2:]),
+    ("held out", HELD_OUT, 40, 46_000, (*NORMS, NEW_NORM)),
+    ("held out", ON, 24, 46_500, (NEW_NORM, NEW_NORM)),
 )
 STEPS = {"tiny": 12, "quick": 60, "full": 400}
 # How many trainings a full run makes: all settings, and those that find causes.
