@@ -23,7 +23,7 @@ from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, SHARP, VERDICTS, Thresholds,
 if TYPE_CHECKING:
     from .judge import Flags, Heads
 
-_SOLVED = "the loss is nearly gone and stays so: there is nothing left to harm"
+_SUDDEN = "collapsing"  # rests on what changes for the worse, and needs not last to be told
 
 
 @dataclass
@@ -53,8 +53,10 @@ class History:
     trains: bool = True
     findings: tuple[Finding, ...] = ()
     loss: Loss = field(default_factory=Loss)
+    # Of a typical head: the median.
     _asked: Drift = field(default_factory=Drift)  # gradient on the weights
     _let_through: Drift = field(default_factory=Drift)  # what of it gets through the softmax
+    _scores: Drift = field(default_factory=Drift)  # the largest one
     _trends: Trends = field(default_factory=Trends)
     _held: dict[Key, _Held] = field(default_factory=dict)
     _lately: dict[str | None, float] = field(
@@ -92,8 +94,12 @@ class History:
         sharp = judged & (entropy < at.sharp_typical) & (saturated > at.saturated_typical)
         if sharp.any():
             sharp &= ~heads.explained
-        self._asked.add(passed, _median(heads.values("weight_grad_norm")[judged]))
-        self._let_through.add(passed, _median(heads.values("score_grad_norm")[judged]))
+        for drift, statistic in (
+            (self._asked, "weight_grad_norm"),
+            (self._let_through, "score_grad_norm"),
+            (self._scores, "largest_score"),
+        ):
+            drift.add(passed, _median(heads.values(statistic)[judged]))
         total, any_sharp = int(judged.sum()), bool(sharp.any())
         if self._clock < STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
@@ -114,7 +120,40 @@ class History:
             needed = at.most_heads if layer is None else 1.0
             if among.any() and many.sum() >= needed * among.sum():
                 found += self._sharp(heads, layer, place, among, many, now < lately / 2)
-        return found or self._flat(heads, judged)
+        return found or self._running_away(heads, judged) or self._flat(heads, judged)
+
+    def _running_away(self, heads: Heads, judged: Flags) -> list[Finding]:
+        """Scores that grow while the loss gets worse, whether the heads are sharp yet or not."""
+        at, loss, grown = self.at, self.loss, self._scores.change
+        if self._clock < at.settling or loss.most_learned < at.partly or not grown > at.growing:
+            return []
+        if not loss.is_broken and not (loss.is_rising and loss.lost > at.slipping):
+            return []
+        by = number(1 + grown, ".2g" if grown < 99 else "")
+        return _wide(
+            heads,
+            _SUDDEN,
+            reason=f"the scores have grown {by}-fold within some 30 steps, and {self._harm()}",
+            facts=(
+                Fact("growth of the largest |score|", grown, high=at.growing, form=".0%"),
+                *self._lost(at.slipping),
+            ),
+            worst=int(np.argmax(np.where(judged, heads.values("largest_score"), -np.inf))),
+            many=int(judged.sum()),
+        )
+
+    def _lost(self, high: float) -> list[Fact]:
+        if self.loss.is_broken:
+            return []
+        return [Fact("loss lost again", self.loss.lost, high=high, form=".0%")]
+
+    def _harm(self) -> str:
+        """What has become of the loss, in words."""
+        if self.loss.is_broken:
+            return "the loss is no number any more"
+        if self.loss.now > self.loss.start:
+            return "the loss is higher than at the start"
+        return f"the loss has lost {self.loss.lost:.0%} of what it had gained"
 
     def _flat(self, heads: Heads, judged: Flags) -> list[Finding]:
         """Heads that choose nothing, while the scale is too small and the loss stands still."""
@@ -135,25 +174,20 @@ class History:
             f"give every key nearly the same, the loss stands still, and the scale is "
             f"{np.median(factors):.2g} of 1/√d_k"
         )
-        where, head = heads.name_of(int(np.argmax(np.where(flat, entropy, -1.0))))
-        return [
-            Finding(
-                scope=MODEL,
-                name="flat",
-                level=level,
-                reason=rule.reason.format(many=int(flat.sum()), heads=int(judged.sum()), why=why),
-                hint="use 1/√d_k, or raise the learning rate of q and k",
-                evidence=(
-                    Fact("flat heads", float(flat.sum() / judged.sum()), high=at.most_heads),
-                    Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"),
-                    Fact("scale, in units of 1/√d_k", float(np.median(factors)), form=".2g"),
-                ),
-                layer=where,
-                head=head,
-                heads=int(flat.sum()),
-                explained=explained("flat"),
-            )
-        ]
+        return _wide(
+            heads,
+            "flat",
+            reason=rule.reason.format(many=int(flat.sum()), heads=int(judged.sum()), why=why),
+            facts=(
+                Fact("flat heads", float(flat.sum() / judged.sum()), high=at.most_heads),
+                Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"),
+                Fact("scale, in units of 1/√d_k", float(np.median(factors)), form=".2g"),
+            ),
+            worst=int(np.argmax(np.where(flat, entropy, -1.0))),
+            many=int(flat.sum()),
+            level=level,
+            hint="use 1/√d_k, or raise the learning rate of q and k",
+        )
 
     def _sharp(
         self,
@@ -193,36 +227,39 @@ class History:
         elif self._clock < at.settling:
             return []
         elif has_lost and (is_new or loss.learned >= at.learned):
-            name = "collapsing"
-            why = f"the loss has lost {loss.lost:.0%} of what it had gained"
-            if loss.is_broken:
-                why = "the loss is no number any more"
-            else:
-                facts.append(Fact("loss lost again", loss.lost, high=at.lost, form=".0%"))
-            if loss.now > loss.start:
-                why = "the loss is higher than at the start"
+            name, why = _SUDDEN, self._harm()
+            facts += self._lost(at.lost)
+        elif loss.most_learned < at.learned and self._chokes():
+            name, why = _SUDDEN, "less and less of the gradient gets through the softmax"
+            change = "survival, change within some 30 steps"
+            facts.append(Fact(change, self._survival, low=-at.choking, form=".0%"))
         elif loss.most_learned < at.learned and self._stands_still(layer, is_new):
-            name = "collapsing" if is_new else "saturated"
+            name = "saturated"
             why = f"the loss has fallen by {max(loss.learned, 0.0):.0%} only"
             facts.append(Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"))
         else:
             return []
-        rule = MODEL_VERDICTS[name]
-        where, head = heads.name_of((place.start or 0) + worst)
-        return [
-            Finding(
-                scope=MODEL if layer is None else LAYER,
-                name=name,
-                level=rule.level,
-                reason=rule.reason.format(many=int(many.sum()), heads=int(among.sum()), why=why),
-                hint=rule.hint,
-                evidence=tuple(facts),
-                layer=where,
-                head=head,
-                heads=int(many.sum()),
-                explained=explained(name),
-            )
-        ]
+        reason = MODEL_VERDICTS[name].reason.format(
+            many=int(many.sum()),
+            heads=int(among.sum()),
+            turned="turned" if is_new else "are",
+            why=why,
+        )
+        scope = MODEL if layer is None else LAYER
+        worst += place.start or 0
+        return _wide(heads, name, reason, tuple(facts), worst, int(many.sum()), scope=scope)
+
+    @property
+    def _survival(self) -> float:
+        """How the share of the gradient that gets through the softmax changes."""
+        return (1 + self._let_through.change) / (1 + self._asked.change) - 1
+
+    def _chokes(self) -> bool:
+        """Whether ever less gets through the softmax, of what is asked for more and more."""
+        if self._clock < 2 * self.at.settling:
+            return False
+        asked_for = self._asked.change > 0 and self.loss.falls < self.at.quickly
+        return asked_for and self._survival < -self.at.choking
 
     def _stands_still(self, layer: str | None, is_new: bool) -> bool:
         """Whether the loss does, although there is something to learn, and it does not begin.
@@ -279,8 +316,8 @@ class History:
 
     def _unharmed(self, layer: str, head: int) -> str:
         """Why scores may be as large as they like; "" if they may not."""
-        if self._may_grow(self.at.solved):
-            return _SOLVED
+        if self._may_grow(self.at.learned):
+            return "most of the loss is gone, and stays so"
         return self._calm(layer, head)
 
     def _calm(self, layer: str, head: int) -> str:
@@ -289,6 +326,8 @@ class History:
             return ""
         if self.loss.is_falling:
             return "the loss is falling all the same"
+        if self._may_grow(self.at.begun) and self._asked.change < 0:
+            return "less and less is asked of attention"
         if self.loss.is_settled:
             return "the loss has long stood still and has not suffered"
         return ""
@@ -303,7 +342,7 @@ class History:
         where = self._trends.where(heads.places)
         self._trends.add(self._clock, largest, where)
         rising = (largest >= at.large) & (largest < at.exploding)
-        if not rising.any():
+        if not rising.any() or self._clock < at.settling:
             return []
         steps = self._trends.steps_until(at.exploding, where)
         rising &= (steps < at.forecast) & heads.can_be_judged
@@ -342,9 +381,8 @@ class History:
             held.last = self._clock
             if held.finding is not finding or finding.since is None:
                 held.finding = replace(finding, since=held.since)
-            patience = self.at.flat_patience if finding.name == "flat" else self.at.patience
-            urgent = finding.scope == HEAD and not finding.forecast
-            held.is_raised = held.is_raised or urgent or self._clock - held.first >= patience
+            lasted = self._clock - held.first
+            held.is_raised = held.is_raised or lasted >= self._patience_with(finding)
         for key, held in list(self._held.items()):
             scope, _, layer, _ = key
             patience, gone = self.at.patience, self._clock - held.last
@@ -355,6 +393,43 @@ class History:
             if gone > 0 and gone >= patience:
                 del self._held[key]
         self.findings = tuple(held.finding for held in self._held.values() if held.is_raised)
+
+    def _patience_with(self, finding: Finding) -> float:
+        """How long it must last: the longer, the less has to happen for it."""
+        if finding.scope == HEAD or finding.name == _SUDDEN:
+            return 0.0
+        return self.at.flat_patience if finding.name == "flat" else self.at.patience
+
+
+def _wide(
+    heads: Heads,
+    name: str,
+    reason: str,
+    facts: tuple[Fact, ...],
+    worst: int,
+    many: int,
+    *,
+    scope: str = MODEL,
+    level: str = "",
+    hint: str = "",
+) -> list[Finding]:
+    """A finding about many heads; level and hint are those of the table if none are given."""
+    rule = MODEL_VERDICTS[name]
+    layer, head = heads.name_of(worst)
+    return [
+        Finding(
+            scope=scope,
+            name=name,
+            level=level or rule.level,
+            reason=reason,
+            hint=hint or rule.hint,
+            evidence=facts,
+            layer=layer,
+            head=head,
+            heads=many,
+            explained=explained(name),
+        )
+    ]
 
 
 def _median(values: Floats) -> float:

@@ -12,7 +12,7 @@ from .statistics import Floats
 
 STEPS = 10.0  # the loss is averaged over about so many
 _BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
-_FALLING, _SETTLED = 0.025, 0.02  # of the first loss: a difference that is no noise; none at all
+_MOVES, _SETTLED = 0.015, 0.02  # of the first loss: a difference that is no noise; none at all
 _GAINED = 0.25  # of the first loss: what is lost again is measured by no less
 _TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
 
@@ -65,15 +65,25 @@ class Loss:
         return (self.start - self.best) / max(abs(self.start), 1e-12)
 
     @property
-    def is_falling(self) -> bool:
-        """Whether it is clearly lower than it was just before."""
+    def falls(self) -> float:
+        """How much of the first loss it loses, lately, in 10 steps; less than 0 if it rises."""
         if self._first is None:
-            return False
+            return 0.0
         # The averages lag behind a steady fall, each as far as it can after so few steps.
         passed = self._last - self._first
         lags = [steps * -math.expm1(-passed / steps) for steps in (_BEFORE, STEPS)]
         share = (lags[0] - lags[1]) / (_BEFORE - STEPS)
-        return self._before - self.now > _FALLING * share * abs(self.start)
+        return (self._before - self.now) / max(share * abs(self.start), 1e-12)
+
+    @property
+    def is_falling(self) -> bool:
+        """Whether it is clearly lower than it was just before."""
+        return self.falls > _MOVES
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether it is clearly higher than it was just before."""
+        return self.falls < -_MOVES
 
     @property
     def is_settled(self) -> bool:
@@ -107,12 +117,12 @@ class Drift:
     @property
     def change(self) -> float:
         """0.1 is growth by a tenth; NaN if nothing is known."""
-        return math.expm1(self._now - self._lately)
+        return math.expm1(min(self._now - self._lately, 700.0))  # beyond, a float overflows
 
     @property
     def in_all(self) -> float:
         """The same since the start."""
-        return math.expm1(self._now - self._start)
+        return math.expm1(min(self._now - self._start, 700.0))
 
 
 def towards(mean: float, value: float, share: float) -> float:

@@ -102,22 +102,29 @@ class Thresholds:
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
     )
     begun: float = _from(
-        0.075, "share of it that is gone where there is something to learn", _STUDY
+        0.06, "share of it that is gone where there is something to learn", _STUDY
     )
-    partly: float = _from(0.2, "share of it that may be all that there was to learn", _STUDY)
+    partly: float = _from(0.15, "share of it that may be all that there was to learn", _STUDY)
+    quickly: float = _from(0.06, "share of it that a model loses in 10 steps if it learns", _STUDY)
     rising: float = _from(
         0.05, "growth of a gradient that is no noise, within some 30 steps", _STUDY
     )
     fading: float = _from(
-        0.3, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
+        0.15, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
     )
     grown: float = _from(
         0.25, "growth of it, since the start, in a flat model that something is wanted of", _STUDY
     )
-    solved: float = _from(
-        0.9, "share of it that must be gone before scores may be as large as they like", _STUDY
+    choking: float = _from(
+        0.2, "loss of the share of it that gets through the softmax, within some 30 steps", _STUDY
     )
-    lost: float = _from(0.2, "share of what the loss had gained that may be lost again", _STUDY)
+    growing: float = _from(
+        1.0, "growth of the scores of a typical head, within some 30 steps", _STUDY
+    )
+    slipping: float = _from(
+        0.15, "share of what the loss had gained that is lost while scores grow", _STUDY
+    )
+    lost: float = _from(0.2, "share of it that may be lost again", _STUDY)
     scale_off: float = _from(
         1.5,
         "times 1/√d_k from which a scale is too large",
@@ -365,7 +372,7 @@ VERDICTS: dict[str, Rule] = {
 class ModelVerdict(NamedTuple):
     """What many heads at once can mean, over time. `History` has the rules.
 
-    reason: {many} of {heads} heads, {why}
+    reason: {many} of {heads} heads, {why}; whether they {turned} so, or "are"
     """
 
     level: str
@@ -390,8 +397,8 @@ MODEL_VERDICTS: dict[str, ModelVerdict] = {
     ),
     "collapsing": ModelVerdict(
         level="warning",
-        meaning="heads turned sharp while the loss got worse",
-        reason="{many} of {heads} heads turned sharp, and {why}",
+        meaning="heads turn sharp, or scores grow, and training suffers",
+        reason="{many} of {heads} heads {turned} sharp, and {why}",
         hint=f"go back to a checkpoint and tame the scores: {_TAME}",
     ),
     "flat": ModelVerdict(

@@ -22,7 +22,8 @@ class Shape:
              before both parts, which then work side by side; "rms" is RMSNorm before each, with
              rotary positions and a gated MLP, as in Llama; "palm" is "parallel" with rotary
              positions and one head of keys and values for all queries, as in PaLM; "alibi" is "pre"
-             with scores that fall with the distance, each head at a rate of its own, as in BLOOM
+             with scores that fall with the distance, each head at a rate of its own, as in BLOOM;
+             "swin" has LayerNorm at the end of each part, inside the residual, as in Swin v2
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -164,6 +165,8 @@ class Block(nn.Module):
         ):
             if self.norm == "sandwich":
                 x = x + self.drop(self.after[place](part(norm(x))))
+            elif self.norm == "swin":
+                x = x + self.drop(norm(part(x)))
             elif self.norm in ("pre", "rms", "alibi"):
                 x = x + self.drop(part(norm(x)))
             else:
