@@ -10,7 +10,7 @@ import pytest
 from levelhead._health import Evidence, GradHealth, Health, History, Thresholds
 from levelhead._health.judge import Heads, findings
 from levelhead._health.statistics import statistics_of
-from levelhead._health.trends import Loss, Trend
+from levelhead._health.trends import BEFORE, Loss, Trend
 from levelhead.scaling import in_use
 
 AT = Thresholds()
@@ -298,7 +298,7 @@ def test_a_softmax_that_chokes_is_told_at_once(asked, let_through, falls, is_tol
     choking = [step for step, now in enumerate(found) if ("model", "collapsing", "warning") in now]
     assert bool(choking) == is_told
     if is_told:
-        assert choking[0] == 2 * AT.settling
+        assert choking[0] == BEFORE
 
 
 def test_scores_that_grow_while_the_loss_gets_worse_are_told_before_they_are_sharp():

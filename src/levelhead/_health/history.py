@@ -17,7 +17,7 @@ import numpy as np
 from .findings import HEAD, LAYER, MODEL, Fact, Finding, Key
 from .numbers import number
 from .statistics import Floats
-from .trends import ALL, LATELY, STEPS, Drift, Loss, Trends, size, towards
+from .trends import ALL, BEFORE, LATELY, STEPS, Drift, Loss, Trends, size, towards
 from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, SHARP, VERDICTS, Thresholds, explained
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class History:
     def _running_away(self, heads: Heads, judged: Flags) -> list[Finding]:
         """Scores that grow while the loss gets worse, whether the heads are sharp yet or not."""
         at, loss, grown = self.at, self.loss, self._scores.change
-        if self._clock < at.settling or loss.most_learned < at.partly or not grown > at.growing:
+        if self._clock < BEFORE or loss.most_learned < at.partly or not grown > at.growing:
             return []
         if not loss.is_broken and not (loss.is_rising and loss.lost > at.slipping):
             return []
@@ -256,7 +256,7 @@ class History:
 
     def _chokes(self) -> bool:
         """Whether ever less gets through the softmax, of what is asked for more and more."""
-        if self._clock < 2 * self.at.settling:
+        if self._clock < BEFORE:
             return False
         asked_for = self._asked.change > 0 and self.loss.falls < self.at.quickly
         return asked_for and self._survival < -self.at.choking

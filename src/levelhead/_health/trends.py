@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .statistics import Floats
 
 STEPS = 10.0  # the loss is averaged over about so many
-_BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
+BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
 _MOVES, _SETTLED = 0.015, 0.02  # of the first loss: a difference that is no noise; none at all
 _GAINED = 0.25  # of the first loss: what is lost again is measured by no less
 _TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
@@ -49,7 +49,7 @@ class Loss:
             self._starts = self._starts[0] + value, self._starts[1] + 1
             self.start = self._starts[0] / self._starts[1]
         self.now = towards(self.now, value, passed / STEPS)
-        self._before = towards(self._before, value, passed / _BEFORE)
+        self._before = towards(self._before, value, passed / BEFORE)
         self._long = towards(self._long, value, passed / _LONG)
         self.best = self.now if math.isnan(self.best) else min(self.best, self.now)
         self._last = step
@@ -71,8 +71,8 @@ class Loss:
             return 0.0
         # The averages lag behind a steady fall, each as far as it can after so few steps.
         passed = self._last - self._first
-        lags = [steps * -math.expm1(-passed / steps) for steps in (_BEFORE, STEPS)]
-        share = (lags[0] - lags[1]) / (_BEFORE - STEPS)
+        lags = [steps * -math.expm1(-passed / steps) for steps in (BEFORE, STEPS)]
+        share = (lags[0] - lags[1]) / (BEFORE - STEPS)
         return (self._before - self.now) / max(share * abs(self.start), 1e-12)
 
     @property

@@ -101,9 +101,7 @@ class Thresholds:
     learned: float = _from(
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
     )
-    begun: float = _from(
-        0.06, "share of it that is gone where there is something to learn", _STUDY
-    )
+    begun: float = _from(0.06, "share of it that is gone where there is something to learn", _STUDY)
     partly: float = _from(0.15, "share of it that may be all that there was to learn", _STUDY)
     quickly: float = _from(0.06, "share of it that a model loses in 10 steps if it learns", _STUDY)
     rising: float = _from(
