@@ -34,13 +34,13 @@ DONE = """
 language, translation, classification, sorting, counting, arithmetic, noise that nothing can learn),
 with LayerNorm before, after, beside or both, or as in Llama, PaLM, BLOOM or Swin v2, three
 optimisers, learning rates over a factor of 50, warm-up, schedules, four scale rules, QK-norm,
-dropout, and faults that begin in the middle. Outcome alone says how a run ended: its final loss against the median of sound
-runs of the same task; a run that is behind by more than {failed:.0%} of what they gained has
-failed, unless it gets there in {longer} times the steps, which makes it slow. A failure counts as
-attention's if the same run with the right scale or with QK-norm ends well. The rules were tuned on
-other runs of the same tasks; {held_out} runs are of {held_tasks} tasks and one architecture that no
-rule had ever been tried on, and were looked at when all rules were fixed. An alarm is a warning or
-worse, raised with the loss logged and every {every} steps recorded.
+dropout, and faults that begin in the middle. Outcome alone says how a run ended: its final loss
+against the median of sound runs of the same task; a run that is behind by more than {failed:.0%} of
+what they gained has failed, unless it gets there in {longer} times the steps, which makes it slow.
+A failure counts as attention's if the same run with the right scale or with QK-norm ends well. The
+rules were tuned on other runs of the same tasks; {held_out} runs are of {held_tasks} tasks and one
+architecture that no rule had ever been tried on, and were looked at when all rules were fixed. An
+alarm is a warning or worse, raised with the loss logged and every {every} steps recorded.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
