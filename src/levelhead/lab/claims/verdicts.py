@@ -53,13 +53,13 @@ tasks that were tuned on it is {tuned_false} of {tuned_well}, {tuned_caught} of 
 {other} failures with another cause {other_alarmed} raised an alarm. {baselines}
 """
 LIMITS = """
-These are models of one to three layers and some hundred steps, in float32 on a CPU. Of the false
-alarms {noise} are on noise, where nothing can be learned and a sharp head harms nothing, and
-{harmless} followed an injected fault that did no harm within the run. Sudden faults give no lead:
-the loss jumps with them. Many models without a scale learn in the end, and some raise an alarm
-before they do; models that are flat because their scale is too small are told only after {flat:.0f}
-steps, as many recover. What a threshold of this study is worth for a model of a billion parameters,
-nobody has measured.
+These are models of one to three layers and some hundred steps, in float32 on a CPU. Noise, where
+nothing can be learned and a sharp head harms nothing, accounts for {noise} of the false alarms, and
+injected faults that did no harm within the run for {harmless}. Sudden faults give no lead: the loss
+jumps with them. Many models without a scale learn in the end, and some raise an alarm before they
+do; models that are flat because their scale is too small are told only after {flat:.0f} steps, as
+many recover. What a threshold of this study is worth for a model of a billion parameters, nobody
+has measured.
 """
 KEY = {
     "false alarms, held out": "{held_false} of {held_well} ({held_false_rate:.1%})",
