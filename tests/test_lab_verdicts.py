@@ -7,15 +7,16 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 from levelhead import lab
 from levelhead.lab import _outcomes
 from levelhead.lab._figures import plain
 from levelhead.lab._outcomes import HealthyPath, by_gradient_norm, ending
-from levelhead.lab._sweep import FAULTS, REFERENCES, Setting, mended, settings, train
+from levelhead.lab._sweep import FAULTS, REFERENCES, Model, Setting, mended, settings, train
 from levelhead.lab._tasks import HELD_OUT, TASKS
 from levelhead.lab._threads import in_a_process, side_by_side
-from levelhead.lab._transformer import Attention, Shape
+from levelhead.lab._transformer import Attention, Shape, distances
 from levelhead.lab.claims import verdicts
 
 
@@ -76,6 +77,29 @@ def test_the_heads_of_palm_share_their_keys_and_values():
     attention = Attention(Shape(norm="palm", heads=4, d_k=8, width=32))
     assert [len(each.weight) for each in (attention.query, attention.key)] == [32, 8]
     assert len(attention.value.weight) == 8
+
+
+def test_alibi_takes_from_the_scores_by_distance():
+    torch.manual_seed(0)
+    near, far = distances(4, 10)[:, 0, 1], distances(4, 10)[:, 0, 9]
+    assert near[0] == -0.5 and near[-1] == -1 / 256 and torch.equal(far, 9 * near)
+    plain, alibi = (
+        Attention(Shape(norm=norm, heads=4, d_k=8, width=32)) for norm in ("pre", "alibi")
+    )
+    alibi.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 10, 32)
+    assert not torch.allclose(plain(x)[:, 5:], alibi(x)[:, 5:], atol=1e-3)
+
+
+def test_the_rate_of_queries_and_keys_rises():
+    model = Model(TASKS["copy"], Shape(heads=2, d_k=8, width=16))
+    rates = []
+    for after in (0, 20, 40, 1000):
+        groups = [{"params": [p], "lr": 1.0} for p in list(model.parameters())[:2]]
+        optimiser = torch.optim.SGD(groups)
+        FAULTS["scores learn ever faster"](model, optimiser, None, after)
+        rates.append([group["lr"] for group in optimiser.param_groups])
+    assert rates == [[1, 1], [1, 2], [1, 4], [1, 64]]
 
 
 def test_trainings_side_by_side_run_in_processes_of_their_own_and_keep_their_order():
