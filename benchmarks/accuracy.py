@@ -119,19 +119,23 @@ def long_sums() -> list[str]:
     """Float32, 16 queries: relative error of plain NumPy and ours, by the number of keys."""
     rows = ["| keys | values | output | dq | dk | dv |", "|---|---|---|---|---|---|"]
     for size in (4096, 16_384, 65_536):
-        for kind in ("uniform", "constant"):
+        for kind in ("uniform", "constant", "0.1, equal weights"):
             rng = np.random.default_rng(size)
             g, q = rng.standard_normal((2, 1, 16, 16), np.float32)
             k, v = rng.standard_normal((1, size, 16), np.float32), rng.random((1, size, 16))
-            v = (v if kind == "uniform" else v[:, :1] + 0 * v).astype(np.float32)
+            if kind == "constant":
+                v = np.broadcast_to(v[:, :1], v.shape)
+            elif kind != "uniform":
+                q[:], v = 0, np.full(v.shape, 0.1)
+            v = v.astype(np.float32)
             outputs = plain(q, k, v, 0.25, np.float32), lh.attention(q, k, v)
             truth = plain(q, k, v, 0.25, np.float64)
             cells = [", ".join(f"{np.abs(x - truth).max() / truth.max():.0e}" for x in outputs)]
             exact = gradients(g, q, k, v, 0.25, np.float64)[1:]
             results = gradients(g, q, k, v, 0.25, np.float32)[1:], ours(g, q, k, v, 0.25)[1:]
-            if kind == "constant":  # then dq and dk are 0
-                cells += ["", ""]
-            for x, y, z in list(zip(*results, exact, strict=True))[2 * (kind == "constant") :]:
+            zeros = 0 if kind == "uniform" else 2  # with constant values dq and dk are 0
+            cells += [""] * zeros
+            for x, y, z in list(zip(*results, exact, strict=True))[zeros:]:
                 cells.append(
                     ", ".join(f"{np.abs(r - z).max() / np.abs(z).max():.0e}" for r in (x, y))
                 )

@@ -398,8 +398,8 @@ class Decode {
     const bool guard = tile.hides && !all_finite(values, tile.masked_first, tile.masked_last,
                                                  p.value_dim);
     const ReadOrder order(tile.n);
-    for (Index from = 0; from < tile.n; from += kSumKeys) {
-      const Index to = std::min(from + kSumKeys, tile.n);
+    for (Index from = 0; from < tile.n; from += kDecodeSumKeys) {
+      const Index to = std::min(from + kDecodeSumKeys, tile.n);
       std::fill_n(block_sum, kGroupRows<T> * value_stride, T{0});
       if (guard)
         accumulate_seen(w, tile, values, order, from, to, block_sum);

@@ -13,8 +13,9 @@ constexpr Index kDecodeQueries = 8;
 
 // Weighted values are summed up by so many keys: shorter chains of sums round less. In prefill they
 // end where the number of a key is a multiple of it, so that hidden keys move no end. The sums of so
-// many blocks of keys are then set aside, and those added up.
-constexpr Index kSumKeys = 128, kSumBlocks = 16;
+// many blocks of keys are then set aside, and those added up. In decode, where keys are read once,
+// shorter chains would cost time.
+constexpr Index kSumKeys = 64, kDecodeSumKeys = 128, kSumBlocks = 16;
 
 template <class T>
 void prefill(const Problem& p);
