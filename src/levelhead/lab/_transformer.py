@@ -23,7 +23,9 @@ class Shape:
              rotary positions and a gated MLP, as in Llama; "palm" is "parallel" with rotary
              positions and one head of keys and values for all queries, as in PaLM; "alibi" is "pre"
              with scores that fall with the distance, each head at a rate of its own, as in BLOOM;
-             "swin" has LayerNorm at the end of each part, inside the residual, as in Swin v2
+             "swin" has LayerNorm at the end of each part, inside the residual, as in Swin v2;
+             "cait" is "pre" with a learned factor on every channel of a part, 0.1 at first, as in
+             CaiT and DINOv2
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -152,6 +154,9 @@ class Block(nn.Module):
         self.after = nn.ModuleList(
             nn.LayerNorm(shape.width) for _ in range(2 * (shape.norm == "sandwich"))
         )
+        self.factors = nn.ParameterList(
+            nn.Parameter(torch.full((shape.width,), 0.1)) for _ in range(2 * (shape.norm == "cait"))
+        )
         self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,6 +172,8 @@ class Block(nn.Module):
                 x = x + self.drop(self.after[place](part(norm(x))))
             elif self.norm == "swin":
                 x = x + self.drop(norm(part(x)))
+            elif self.norm == "cait":
+                x = x + self.drop(self.factors[place] * part(norm(x)))
             elif self.norm in ("pre", "rms", "alibi"):
                 x = x + self.drop(part(norm(x)))
             else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._sweep import Setting
 
 CLAIM = 16
-VERSION = 4
+VERSION = 5
 TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
 SAID = """
 Ours: what a watch says of attention while a model trains separates runs that will fail, because of
@@ -32,7 +32,7 @@ their attention, from runs that will end well, and it does so before the loss sh
 DONE = """
 {runs} small transformers were trained for {steps} steps on {tasks} tasks (looking up, copying,
 language, translation, classification, sorting, counting, arithmetic, noise that nothing can learn),
-with LayerNorm before, after, beside or both, or as in Llama, PaLM, BLOOM or Swin v2, three
+with LayerNorm before, after, beside or both, or as in Llama, PaLM, BLOOM, Swin v2 or CaiT, three
 optimisers, learning rates over a factor of 50, warm-up, schedules, four scale rules, QK-norm,
 dropout, and faults that begin in the middle. Outcome alone says how a run ended: its final loss
 against the median of sound runs of the same task; a run that is behind by more than {failed:.0%} of
@@ -40,7 +40,8 @@ what they gained has failed, unless it gets there in {longer} times the steps, w
 A failure counts as attention's if the same run with the right scale or with QK-norm ends well. The
 rules were tuned on other runs of the same tasks; {held_out} runs are of {held_tasks} tasks and one
 architecture that no rule had ever been tried on, and were looked at when all rules were fixed. An
-alarm is a warning or worse, raised with the loss logged and every {every} steps recorded.
+alarm is a warning or worse, raised with the loss logged and every step recorded, as a watch does
+if it is not told otherwise.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
@@ -82,10 +83,11 @@ TUNED_LATER = (  # held out at first
     *("latest", "cipher", "largest", "sum", "chain", "lottery"),
     *("echo", "colour", "trigram", "topic", "mislabelled", "since"),
     *("address", "interleave", "prose", "order", "habit", "depth"),
+    *("twin", "rotate", "skip", "mirror", "dice", "variety"),
 )
 EARLY_NORMS = ("pre", "post", "parallel", "sandwich")
-NORMS = (*EARLY_NORMS, "rms", "palm", "alibi")
-NEW_NORM, ON = "swin", ("recall", "match")  # the architecture that is held out
+NORMS = (*EARLY_NORMS, "rms", "palm", "alibi", "swin")
+NEW_NORM, ON = "cait", ("recall", "match")  # the architecture that is held out
 # Part of the study, its tasks, how many runs of each, their first seed, and architectures: those
 # that the rules were tuned on, and new ones.
 Group = tuple[str, tuple[str, ...], int, int, tuple[str, ...]]
@@ -106,7 +108,8 @@ GROUPS["full"] = (
 STEPS = {"tiny": 12, "quick": 60, "full": 400}
 # How many trainings a full run makes: all settings, and those that find causes.
 PIECES = {"full": sum(len(tasks) * count for _, tasks, count, *_ in GROUPS["full"]) + 200}
-EVERY = 10
+EVERY, RARER = 1, (10, 50)  # steps between records: what a watch does by itself, and others
+COMPARED = 10  # the same, where alarms of several kinds are compared
 FALSE, RECALL, LEAD = 0.05, 0.9, 30  # what the claim means
 LIMITS_OF = {
     "largest_score": (20.0, 50.0, 100.0, 300.0, 1000.0),
@@ -182,8 +185,7 @@ def measure(size: str, seed: int) -> Figures:
                 **{"part": part, "task": setting.task, "setting": described(setting)},
                 **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
                 **{"behind": path.behind(kept["loss"]), "alarm": alarm, "alarm_name": name},
-                "alarm_every_1": by_course(kept, scale, 1)[0],
-                "alarm_every_50": by_course(kept, scale, 50)[0],
+                **{f"alarm_every_{n}": by_course(kept, scale, n)[0] for n in RARER},
                 **_others(kept, scale),
             }
         )
@@ -199,17 +201,17 @@ def _others(kept: dict[str, Any], scale: ScaleInUse) -> dict[str, int | None]:
     """When the baselines would have raised an alarm, by their limits."""
     from .._outcomes import by_course, by_gradient_norm, by_head, by_statistic  # noqa: PLC0415
 
-    found: dict[str, int | None] = {"head": by_head(kept, EVERY)[0]}
+    found: dict[str, int | None] = {"head": by_head(kept, COMPARED)[0]}
     for name, limits in LIMITS_OF.items():
         alarms = (
             by_gradient_norm(kept, limits)
             if name == "gradient_norm"
-            else by_statistic(kept, EVERY, name, limits)
+            else by_statistic(kept, COMPARED, name, limits)
         )
         found |= {f"{name} {at:g}": step for at, (step, _) in zip(limits, alarms, strict=True)}
     for sharp in SHARP:
         changed = replace(Thresholds(), sharp_typical=sharp)
-        found[f"verdicts {sharp:g}"] = by_course(kept, scale, EVERY, changed)[0]
+        found[f"verdicts {sharp:g}"] = by_course(kept, scale, COMPARED, changed)[0]
     return found
 
 
@@ -240,7 +242,7 @@ def _summaries(runs: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {"part": part or "all", "recorded_every": every} | _score(runs, alarm, part)
         for part in ("tuned", "held out", "")
-        for every, alarm in ((1, "alarm_every_1"), (EVERY, "alarm"), (50, "alarm_every_50"))
+        for every, alarm in ((EVERY, "alarm"), *((n, f"alarm_every_{n}") for n in RARER))
     ]
 
 
@@ -276,7 +278,7 @@ def _examples(
         for place in places:
             _, kept, median = curves[place]
             loss = smoothed(kept["loss"])
-            for step, evidence, _ in moments(kept, EVERY):
+            for step, evidence, _ in moments(kept, COMPARED):
                 entropy = [part.entropy_ratio for part in evidence.health.values()]
                 found.append(
                     {
@@ -316,7 +318,7 @@ def numbers(runs: Runs) -> dict[str, Any]:
     other = np.array(all_runs["cause"]) == "other"
     found: dict[str, Any] = {
         **{"runs": len(ended), "steps": steps, "tasks": len(set(all_runs["task"]))},
-        **{"failed": FAILED, "longer": PATIENCE + 1, "every": EVERY},
+        **{"failed": FAILED, "longer": PATIENCE + 1},
         "held_out": sum(part == "held out" for part in all_runs["part"]),
         **{"held_tasks": len(HELD_OUT), "flat": Thresholds().flat_patience},
         **{"noise": int((false & noise).sum()), "other": int(other.sum())},
@@ -355,7 +357,8 @@ def _against(baselines: dict[str, Any]) -> str:
             f"{name}{limit} raises {best['false'] / max(best['well'], 1):.0%} false alarms and "
             f"catches {best['caught'] / max(best['sick'], 1):.0%}"
         )
-    return "On all runs, each at its best limit: " + "; ".join(said) + "."
+    compared = f"On all runs, recorded every {COMPARED} steps, each at its best limit: "
+    return compared + "; ".join(said) + "."
 
 
 def verdict(runs: Runs) -> tuple[str, str]:
@@ -401,7 +404,7 @@ def _roc(baselines: dict[str, Any]) -> Spec:
     return picture(
         "False alarms against runs caught",
         lines,
-        axis("runs that ended well, with an alarm", **share),
+        axis(f"runs that ended well, with an alarm; recorded every {COMPARED} steps", **share),
         axis("runs that failed, caught", **share),
     )
 
