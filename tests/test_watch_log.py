@@ -298,6 +298,15 @@ def test_means_are_of_all_steps_since_the_last_recorded_one():
     assert [record.scalars.get("seldom") for record in records] == [None, 3, None]
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_step_that_overflows_spoils_no_mean(kind):
+    values = [1.0, 2.0, math.inf, 4.0, math.nan, math.nan, -math.inf, 5.0, math.nan, math.nan]
+    _, records = train(10, before=lambda watch, step: watch.log(loss=kind(values[step])), every=3)
+    assert [record.means["loss"] for record in records[:2]] == [1, 3]
+    assert records[2].means["loss"] == -math.inf  # of steps 4 to 6, the last: there is no number
+    assert records[3].means["loss"] == 5 and math.isnan(records[3].scalars["loss"])
+
+
 def test_sums_have_more_digits_than_half_precision():
     def before(watch, step):  # in bfloat16, 256 + 1 is 256
         watch.log(loss=torch.tensor(256.0 if step % 3 == 1 else 1.0, dtype=torch.bfloat16))
@@ -456,6 +465,11 @@ def test_it_is_said_once_that_no_loss_was_logged(caplog):
             watch, _ = train(45, **options)
             assert said not in watch.summary()
         assert messages(caplog) == []
+
+
+def test_a_loss_that_never_is_a_number_is_none(caplog):
+    watch, _ = train(45, before=lambda watch, step: watch.log(loss=math.nan, rate=1.0))
+    assert watch.summary().splitlines()[-1].startswith("No loss was logged")
 
 
 def test_inference_needs_no_loss():

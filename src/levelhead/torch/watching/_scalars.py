@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..._health.statistics import Floats
@@ -16,6 +18,7 @@ from ._transfers import Transfers
 
 _log = logging.getLogger("levelhead")
 _Value = float | Tensor
+_Sum = tuple[_Value, _Value]  # and how many values are in it
 
 
 class Scalars:
@@ -23,19 +26,16 @@ class Scalars:
 
     Tensors stay on their device until a recorded step asks for numbers: to read one waits for all
     that the device has yet to do.
-
-    any: whether something was ever logged
     """
 
     def __init__(self) -> None:
-        self.any = False
         self._refused: set[str] = set()  # names that have been told of
         self._told_twice = False
         self.restart()
 
     def restart(self) -> None:
         self._now: dict[str, _Value] = {}
-        self._sums: dict[str, tuple[_Value, int]] = {}  # with how many there are in it
+        self._sums: dict[str, _Sum] = {}  # with how many there are in it
         # The names that the step which just ended has; None once the next is seen to begin.
         self._ended: set[str] | None = None
 
@@ -52,7 +52,6 @@ class Scalars:
             except Exception:  # whatever it is: it must not stop the training
                 self._refuse(name, raw)
                 continue
-            self.any = True
             if self._ended is not None and name not in self._ended:
                 self._ended.add(name)
                 self._add(name, value)  # the mean of its own step is out
@@ -91,26 +90,32 @@ class Scalars:
             if isinstance(value, Tensor) and not value.is_cpu:
                 transfers.add(value, functools.partial(self._came, name))
         for name, (total, many) in self._sums.items():
-            if isinstance(total, Tensor) and not total.is_cpu:
-                transfers.add(total, functools.partial(self._came_sum, name, many))
+            if isinstance(total, Tensor) and isinstance(many, Tensor) and not total.is_cpu:
+                transfers.add(torch.stack([total, many]), functools.partial(self._came_sum, name))
 
     def _came(self, name: str, value: Floats) -> None:
         self._now[name] = float(value)
 
-    def _came_sum(self, name: str, many: int, total: Floats) -> None:
-        self._sums[name] = float(total), many
+    def _came_sum(self, name: str, values: Floats) -> None:
+        self._sums[name] = float(values[0]), float(values[1])
 
     def numbers(self) -> dict[str, float]:
         """Of the current step."""
         return self.read(self._now)
 
     def means(self) -> dict[str, float]:
-        """Over the steps since the last recorded one, the current step included."""
-        sums = dict(self._sums)
-        for name, value in self._now.items():
-            sums[name] = _sum(sums.get(name), value)
+        """Over the steps since the last recorded one, the current step included.
+
+        What is no finite number has no part in them: one step that overflows, and is skipped,
+        spoils no mean.
+        """
+        sums = self._sums | {name: self._with(name, value) for name, value in self._now.items()}
         totals = self.read({name: total for name, (total, _) in sums.items()})
-        return {name: total / sums[name][1] for name, total in totals.items()}
+        counts, now = self.read({name: many for name, (_, many) in sums.items()}), self.numbers()
+        return {
+            name: total / counts[name] if counts[name] else now.get(name, math.nan)
+            for name, total in totals.items()
+        }
 
     def read(self, values: Mapping[str, _Value]) -> dict[str, float]:
         found = {}
@@ -122,7 +127,19 @@ class Scalars:
         return found
 
     def _add(self, name: str, value: _Value) -> None:
-        self._sums[name] = _sum(self._sums.get(name), value)
+        self._sums[name] = self._with(name, value)
+
+    def _with(self, name: str, value: _Value) -> _Sum:
+        """The sum of a name with one value more, if that is a finite number."""
+        total, many = self._sums.get(name, (0.0, 0.0))
+        if not isinstance(value, Tensor):
+            return (total + value, many + 1) if math.isfinite(value) else (total, many)
+        if value.dtype != torch.float64:
+            value = value.float()  # half precision has too few digits for a sum
+        if isinstance(total, Tensor):
+            value = value.to(total.device)
+        known = value.isfinite()
+        return total + torch.where(known, value, 0.0), many + known.to(value.dtype)
 
     def _refuse(self, name: str, value: Any) -> None:
         if name not in self._refused:
@@ -151,15 +168,6 @@ def _value(name: str, given: Any) -> _Value:
     if given.numel() != 1 or given.is_meta or given.is_complex():
         raise TypeError
     return given.detach().reshape(()).clone()
-
-
-def _sum(before: tuple[_Value, int] | None, value: _Value) -> tuple[_Value, int]:
-    total, many = before or (0.0, 0)
-    if isinstance(value, Tensor):
-        value = value.float()  # half precision has too few digits for a sum
-        if isinstance(total, Tensor):
-            value = value.to(total.device)
-    return total + value, many + 1
 
 
 def _came(value: Any) -> str:
