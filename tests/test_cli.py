@@ -194,6 +194,13 @@ def test_fail_on_answers_no(run):
     assert "--fail-on saturatd is unknown; did you mean saturated? there are: nonfinite, " in err
 
 
+def test_a_head_that_is_sharp_for_a_good_reason_fails_nothing(run):
+    # One of the demo's heads is saturated: it looks at the word before.
+    assert run("checkup", "--fail-on", "saturated")[0] == 0
+    code, _, err = run("checkup", "--fail-on", "sink")  # whoever asks for information gets it
+    assert code == 1 and "sink" in err and "1 saturated" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
