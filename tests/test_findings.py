@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,10 @@ SHARP = Finding(
     head=2,
     heads=3,
     since=40,
+)
+
+FLAT = replace(
+    SHARP, name="flat", reason="4 of 4 heads give every key nearly the same", evidence=()
 )
 
 
@@ -87,7 +92,8 @@ def test_a_head_that_explodes_is_a_finding_with_its_numbers():
     worst = found[0]
     assert (worst.scope, worst.name, worst.layer) == ("head", "exploding", "loud")
     (fact,) = worst.evidence
-    assert fact.value >= fact.high == 1_000 and fact.name == "largest |score|"
+    # It is healthy up to where it is called large.
+    assert fact.value >= 1_000 and fact.high == 100 and fact.name == "largest |score|"
     assert worst.explained == "docs/verdicts.md#exploding"
     assert {each.layer for each in found} == {"loud"}
     assert [each.to_dict() for each in found]
@@ -164,22 +170,36 @@ def test_a_head_is_judged_by_its_numbers_of_now():
 
 
 @pytest.mark.parametrize(
-    ("scale", "course", "level"),
+    ("scale", "sharpness", "course", "harm"),
     [
-        (1.0, (), "info"),  # as in T5, whose weights are made for it
-        (1.0, None, "info"),
-        (1.0, (SHARP,), "warning"),
-        (1 / 16, (SHARP,), "info"),  # too small a scale makes no head sharp
-        (1 / 64, (), "info"),
+        (1.0, 20.0, (), ""),  # as in T5, whose weights are made for it
+        (1.0, 20.0, None, ""),
+        (1.0, 20.0, (SHARP,), "most heads are sharp"),
+        (1.0, None, (SHARP,), ""),  # but these are not, or no longer
+        (1 / 16, 20.0, (SHARP,), ""),  # too small a scale makes no head sharp
+        (1 / 64, None, (), ""),
+        (1 / 64, None, (FLAT,), "most heads give every key the same"),
+        (1 / 64, None, (replace(FLAT, level="info"),), ""),
+        (1.0, None, (FLAT,), ""),  # too large a scale makes no head flat
     ],
 )
-def test_another_scale_is_told_and_is_bad_only_where_it_does_harm(scale, course, level):
-    evidence = Evidence({"a": health()}, course=course, scales={"a": in_use(scale, 16, 64)})
+def test_another_scale_is_told_and_is_bad_only_where_it_does_harm(scale, sharpness, course, harm):
+    seen = {"a": health(sharpness)}
+    evidence = Evidence(seen, course=course, scales={"a": in_use(scale, 16, 64)})
     (told,) = [each for each in findings(evidence) if each.name == "scale"]
-    assert (told.scope, told.level, told.heads) == ("model", level, 4)
+    assert (told.scope, told.heads) == ("model", 4)
+    assert told.level == ("warning" if harm else "info")
     assert told.evidence[0].value == pytest.approx(scale * 4)
-    harm = "most heads are sharp" if level == "warning" else "no harm is seen"
-    assert told.reason.endswith(f"; {harm}")
+    assert told.reason.endswith(f"; {harm or 'no harm is seen'}")
+
+
+def test_only_the_layers_that_suffer_are_blamed_on_their_scale():
+    seen = {"a": health(20.0), "b": health(20.0)}
+    scales = {"a": in_use(1.0, 16), "b": in_use(0.5, 16)}
+    course = (replace(SHARP, scope="layer"),)  # of layer a
+    found = findings(Evidence(seen, course=course, scales=scales))
+    levels = {each.layer: each.level for each in found if each.name == "scale"}
+    assert levels == {"a": "warning", "b": "info"}
 
 
 def test_the_words_of_a_scale():
@@ -188,13 +208,17 @@ def test_the_words_of_a_scale():
         return [each.reason.partition(";")[0] for each in findings(evidence)]
 
     none, odd = in_use(1.0, 16), in_use(0.5, 16)
-    assert said(a=none) == ["every layer does not scale the scores, which is 4 times 1/√d_k"]
+    assert said(a=none) == ["no layer scales the scores, which is 4 times 1/√d_k"]
     assert said(a=odd) == ["every layer scales by 0.5, which is 2 times 1/√d_k"]
     assert said(a=none, b=in_use(0.25, 16)) == [
-        "a does not scale the scores, which is 4 times 1/√d_k"
+        "in a the scores are not scaled, which is 4 times 1/√d_k"
     ]
     many = {name: in_use(1 / 16, 16) for name in "abcdef"} | {"z": none}
-    assert said(**many)[0] == "a, b, c, d and 2 more scale by 1/d_k, 0.25 times 1/√d_k"
+    assert said(**many)[0] == (
+        "in a, b, c, d and 2 more the scores are scaled by 1/d_k, 0.25 times 1/√d_k"
+    )
+    learned = {str(place): in_use(0.3 + 0.1 * place, 16) for place in range(6)}
+    assert said(**learned) == ["every layer scales by a number of its own, 1.2 to 3.2 times 1/√d_k"]
 
 
 @pytest.mark.parametrize("scale", [None, 0.25, math.nan])

@@ -55,7 +55,9 @@ def test_a_model_without_its_scale_that_does_not_learn(tmp_path):
     assert str(alert).startswith(f"steps {alert.since} to {alert.step}, the model: saturated")
     names = {(each.name, each.scope): each for each in seen.findings()}
     scale = names["scale", "model"]
-    assert scale.level == "warning" and "not scale the scores, which is 16 times" in scale.reason
+    assert (
+        scale.level == "warning" and "no layer scales the scores, which is 16 times" in scale.reason
+    )
     assert names["saturated", "model"].since == alert.since
     # Heads that would be excused in a sound run are not.
     assert ("saturated", "head") in names and names["saturated", "head"].level == "warning"

@@ -90,7 +90,8 @@ class StepRecord:
 
     @cached_property
     def evidence(self) -> Evidence:
-        return Evidence(self.health, self.gradients, self.course, self.scales)
+        trains = self.phase == TRAINING
+        return Evidence(self.health, self.gradients, self.course, self.scales, trains)
 
     @cached_property
     def judged(self) -> dict[str, Judgement]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from .verdicts import (
     SPREAD,
     VERDICTS,
     Case,
+    Limit,
     Rule,
     Thresholds,
     Verdict,
@@ -60,12 +61,14 @@ class Evidence:
     course:    what the course of the training says at that moment (`History.findings`); None if it
                is not known, as in a checkup
     scales:    layer → the scale rule in use
+    trains:    whether that course is of a training, which may say why a head is sharp
     """
 
     health: Mapping[str, Health]
     gradients: Mapping[str, GradHealth] = field(default_factory=dict)
     course: tuple[Finding, ...] | None = None
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
+    trains: bool = True
 
 
 def judge(evidence: Evidence, thresholds: Thresholds | None = None) -> dict[str, Judgement]:
@@ -109,21 +112,37 @@ def _scales(heads: Heads) -> list[Finding]:
     for layer, scale in heads.evidence.scales.items():
         if layer in heads.places:
             used.setdefault(scale, []).append(layer)
-    sharp = any(finding.name in SHARP for finding in heads.evidence.course or ())
+    harm = {scale: _harm(heads, scale, layers) for scale, layers in used.items()}
+    odd = [scale for scale in used if scale.rule not in ("sqrt_dk", "unknown")]
+    learned = [scale for scale in odd if scale.rule == "other" and not harm[scale]]
+    groups = [[scale] for scale in odd]
+    if len(learned) > _NAMED:  # as many as there are layers, perhaps
+        groups = [[scale] for scale in odd if scale not in learned] + [learned]
     found = []
-    for scale, layers in used.items():
-        if scale.rule in ("sqrt_dk", "unknown"):
-            continue
-        hurts = sharp and scale.factor > heads.at.scale_off
-        harm = "most heads are sharp" if hurts else "no harm is seen"
+    for scales in groups:
+        layers = [layer for scale in scales for layer in used[scale]]
+        hurts = harm[scales[0]]
+        everywhere = len(layers) == sum(map(len, used.values()))
+        said = _scaled(scales, [] if everywhere else layers)
         found.append(
             Finding(
-                scope=MODEL if len(used) == 1 else LAYER,
+                scope=MODEL if everywhere else LAYER,
                 name="scale",
                 level="warning" if hurts else "info",
-                reason=f"{_scaled(scale, [] if len(used) == 1 else layers)}; {harm}",
-                hint="multiply the scores by 1/√d_k",
-                evidence=(Fact("scale, in units of 1/√d_k", scale.factor, form=".3g"),),
+                reason=f"{said}; {hurts or 'no harm is seen'}",
+                hint="multiply the scores by 1/√d_k"
+                if hurts
+                else "nothing if the model was meant so; if it was not, multiply by 1/√d_k",
+                evidence=tuple(
+                    Fact(
+                        "scale, in units of 1/√d_k",
+                        factor,
+                        low=heads.at.scale_small,
+                        high=heads.at.scale_off,
+                        form=".3g",
+                    )
+                    for factor in _ends(scale.factor for scale in scales)
+                ),
                 layer=layers[0],
                 heads=sum(heads.places[layer].stop - heads.places[layer].start for layer in layers),
                 explained=explained("scale"),
@@ -132,16 +151,41 @@ def _scales(heads: Heads) -> list[Finding]:
     return found
 
 
-def _scaled(scale: ScaleInUse, layers: list[str]) -> str:
+def _harm(heads: Heads, scale: ScaleInUse, layers: list[str]) -> str:
+    """What a scale does to the heads of its layers, if that is told as an illness; else ""."""
+    told = {
+        finding.name
+        for finding in heads.evidence.course or ()
+        if finding.is_loud
+        and (finding.scope == MODEL or (finding.scope == LAYER and finding.layer in layers))
+    }
+    sharp = np.concatenate([heads.sharp[heads.places[layer]] for layer in layers])
+    if scale.factor > heads.at.scale_off and told.intersection(SHARP):
+        return "most heads are sharp" if sharp.mean() >= heads.at.most_heads else ""
+    if scale.factor < heads.at.scale_small and "flat" in told:
+        return "most heads give every key the same"
+    return ""
+
+
+def _ends(numbers: Iterable[float]) -> list[float]:
+    """The smallest and the largest, or the only one."""
+    return sorted({min(all_of := list(numbers)), max(all_of)})
+
+
+def _scaled(scales: list[ScaleInUse], layers: list[str]) -> str:
     """What some layers scale by, in words; without any it is every layer."""
-    where = ", ".join(map(numbers.place, layers[:_NAMED])) or "every layer"
+    where = f"in {', '.join(map(numbers.place, layers[:_NAMED]))}"
     where += f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
-    one = len(layers) <= 1
-    times = f"{number(scale.factor, '.3g')} times 1/√d_k"
-    if scale.rule == "none":
-        return f"{where} {'does' if one else 'do'} not scale the scores, which is {times}"
-    verb = "scales" if one else "scale"
-    return f"{where} {verb} by {scale.words}" + ("" if scale.rule == "other" else f", {times}")
+    times = " to ".join(number(each, ".3g") for each in _ends(scale.factor for scale in scales))
+    times = f"{times} times 1/√d_k"
+    if scales[0].rule == "none":
+        nobody = f"{where} the scores are not scaled" if layers else "no layer scales the scores"
+        return f"{nobody}, which is {times}"
+    verb = f"{where} the scores are scaled by" if layers else "every layer scales by"
+    if len(scales) > 1:
+        return f"{verb} a number of its own, {times}"
+    (scale,) = scales
+    return f"{verb} {scale.words}" + ("" if scale.rule == "other" else f", {times}")
 
 
 def _choosing_nothing(heads: Heads) -> list[Finding]:
@@ -357,7 +401,7 @@ class Heads:
     def unharmed(self) -> Flags:
         """Which heads may be sharp: all is well with the training, or with all but other layers."""
         course = self.evidence.course
-        fine = np.full(self.count, course is not None)
+        fine = np.full(self.count, course is not None and self.evidence.trains)
         for finding in course or ():
             if finding.scope == MODEL:
                 fine[:] = False
@@ -390,6 +434,14 @@ class Heads:
         """Whether some head passes the limits of a rule that asks to act: quicker than verdicts."""
         loud = (name for name, rule in self.rules.items() if rule.cases[0].level in LOUD)
         return any(self._holds(name).max(initial=-1) >= 0 for name in loud)
+
+    @cached_property
+    def sharp(self) -> Flags:
+        """Which heads count among the sharp ones of a model, and no pattern explains it."""
+        entropy, saturated = self.values("entropy_ratio"), self.values("saturated")
+        sharp: Flags = self.can_be_judged & (entropy < self.at.sharp_typical)
+        sharp &= saturated > self.at.saturated_typical
+        return sharp & ~self.explained if sharp.any() else sharp
 
     @cached_property
     def can_be_judged(self) -> Flags:
@@ -427,7 +479,7 @@ class Heads:
             Fact(
                 table[limit.statistic].label,
                 float(self.values(limit.statistic)[at]),
-                **{"low" if limit.sign == "<" else "high": limit.at(self.at)},
+                **{"low" if limit.sign == "<" else "high": self._healthy(limit)},
             )
             for limit in case.limits
             if limit.statistic in table
@@ -445,6 +497,15 @@ class Heads:
             benign=verdict.benign,
             explained=explained(verdict.verdict),
         )
+
+    def _healthy(self, limit: Limit) -> float:
+        """Up to where its statistic is healthy: no rule, however mild, asks for less."""
+        limits = (
+            each for rule in self.rules.values() for case in rule.cases for each in case.limits
+        )
+        same = [each.at(self.at) for each in limits if each[:2] == limit[:2]] or [limit.at(self.at)]
+        # ">" and ">=" are the same here, as far as a reader can see.
+        return max(same) if limit.sign == "<" else min(same)
 
     def named(self, at: int) -> tuple[str, Verdict]:
         """A head's layer and verdict, by its place."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -136,7 +136,8 @@ class Points:
         if not self._health:  # all that was seen were gradients
             return
         health, gradients = dict(self._health), dict(self._gradients)
-        heads = Heads(Evidence(health, gradients, now.course, run.scales), run.thresholds)
+        evidence = replace(now, health=health, gradients=gradients)
+        heads = Heads(evidence, run.thresholds)
         codes = (heads.chosen * len(LEVELS) + heads.worst).astype(np.uint8)
         here = np.zeros(heads.count, np.bool_)
         for layer in now.health:

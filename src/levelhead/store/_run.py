@@ -164,12 +164,12 @@ class Run:
         steps = [step for step, _ in health.values()]
         course = self.course_at(max(steps, default=0))
         now = {layer: part for layer, (_, part) in health.items()}
-        return Evidence(now, gradients, course, self.scales), steps
+        return Evidence(now, gradients, course, self.scales, self.phase == TRAINING), steps
 
     def together(self, places: Sequence[int]) -> Evidence:
         """Some steps together, by their places in `steps`; nothing of them is kept in memory."""
         course = self.course_at(self.steps[places[-1]])
-        return Evidence(*self._moment(places), course, self.scales)
+        return Evidence(*self._moment(places), course, self.scales, self.phase == TRAINING)
 
     def course_at(self, step: int) -> tuple[Finding, ...] | None:
         """What the course of the run said at a step; None if that is not known."""
