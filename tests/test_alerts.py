@@ -144,6 +144,17 @@ def test_not_a_number():
     assert (alert.verdict, alert.level, alert.head, alert.value) == ("nonfinite", "critical", 1, L)
 
 
+def test_what_has_become_nan_has_not_recovered():
+    nan = float("nan")
+    alerts = history((1, 1_500), *[(nan, nan)] * 30, *[(1, 1)] * 30)
+    assert [(alert.verdict, alert.level) for alert in alerts] == [
+        ("exploding", "error"),
+        ("nonfinite", "critical"),
+        ("exploding", "ok"),
+        ("nonfinite", "ok"),
+    ]
+
+
 def test_what_an_alert_says(caplog):
     model = lively(Stack(), size=0.05)
     with torch.no_grad():

@@ -140,6 +140,16 @@ def test_exponential_growth_is_foretold(every, doubles):
     assert steady > 1e9
 
 
+def test_scores_that_scatter_more_than_they_grow_have_no_trend():
+    rng, trend = np.random.default_rng(0), Trend(2)
+    for step in range(60):
+        noise = 2 ** rng.normal(size=2)
+        trend.add(step, np.array([100.0, 2 ** (step / 5)]) * noise)
+        scattering, growing = trend.steps_until(1000.0)
+        assert scattering == math.inf
+    assert growing < 1
+
+
 def test_scores_that_are_not_there_do_not_bend_the_line():
     trend = Trend(1)
     for step in range(40):
@@ -210,6 +220,23 @@ def test_a_loss_that_is_no_number_any_more_is_lost():
     assert not history.findings
 
 
+@pytest.mark.parametrize(("bad", "is_broken"), [(1, False), (9, False), (11, True)])
+def test_a_loss_may_skip_some_steps(bad, is_broken):
+    loss = Loss()
+    for step in range(100):
+        loss.add(step, math.nan if step >= 100 - bad else 2.0)
+    assert loss.is_broken == is_broken
+    loss.add(100, 2.0)
+    assert not loss.is_broken
+
+
+def test_a_mean_over_many_steps_that_is_no_number_is_enough():
+    loss = Loss()
+    loss.add(0, 2.0)
+    loss.add(50, math.inf)
+    assert loss.is_broken
+
+
 def test_large_and_steady_is_no_finding():
     assert first(course(History(AT), range(200), heads({"score_max": 900.0}), 2.0)) is None
 
@@ -251,12 +278,16 @@ def sharp(asked, let_through, like=SHARP):
     """Sharp heads whose gradients, on the weights and on the scores, change by a factor a step."""
 
     def seen(step):
-        base = heads(*[like(step) if callable(like) else like] * 4).evidence
-        # The norms are kept as sums of squares.
-        sums = [[asked ** (2 * step), let_through ** (2 * step)]] * 4
-        return Heads(replace(base, gradients={"a": GradHealth.from_sums(sums)}), AT)
+        head = like(step) if callable(like) else like
+        return with_gradients(asked**step, let_through**step, head)
 
     return seen
+
+
+def with_gradients(asked, let_through, head=SHARP):
+    base = heads(*[head] * 4).evidence
+    sums = [[asked**2, let_through**2]] * 4  # the norms are kept as sums of squares
+    return Heads(replace(base, gradients={"a": GradHealth.from_sums(sums)}), AT)
 
 
 @pytest.mark.parametrize(
@@ -281,6 +312,15 @@ def test_gradients_tell_a_model_that_is_stuck_from_one_with_nothing_to_learn(
     assert bool(found[-1]) == is_told
 
 
+@pytest.mark.parametrize(("left", "is_told"), [(0.3, True), (0.05, False)])
+def test_a_model_that_has_learned_to_ignore_its_attention_is_not_stuck(left, is_told):
+    def seen(step):
+        return sharp(left ** (1 / 100), 1.0)(min(step, 100))
+
+    found = course(History(AT), range(250), seen, lambda step: 2.0 if step < 10 else 1.8)
+    assert bool(found[-1]) == is_told and not found[100]
+
+
 @pytest.mark.parametrize(
     ("asked", "let_through", "falls", "is_told"),
     [
@@ -299,6 +339,19 @@ def test_a_softmax_that_chokes_is_told_at_once(asked, let_through, falls, is_tol
     assert bool(choking) == is_told
     if is_told:
         assert choking[0] == BEFORE
+
+
+@pytest.mark.parametrize(("noise", "is_told"), [(0.02, True), (2.0, False)])
+def test_a_gradient_that_scatters_says_nothing_of_choking(noise, is_told):
+    rng = np.random.default_rng(0)
+    scattered = noise * rng.normal(size=60)
+
+    def seen(step):
+        survival = math.exp(scattered[step]) * 0.97 ** max(step - 10, 0)
+        return with_gradients(1.01**step, 1.01**step * survival)
+
+    found = course(History(AT), range(60), seen, 2.0)
+    assert any(("model", "collapsing", "warning") in now for now in found) == is_told
 
 
 def test_scores_that_grow_while_the_loss_gets_worse_are_told_before_they_are_sharp():

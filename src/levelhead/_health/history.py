@@ -17,7 +17,7 @@ import numpy as np
 from .findings import HEAD, LAYER, MODEL, Fact, Finding, Key
 from .numbers import number
 from .statistics import Floats
-from .trends import ALL, BEFORE, LATELY, STEPS, Drift, Loss, Trends, size, towards
+from .trends import ALL, BEFORE, LATELY, RECORDS, STEPS, Drift, Loss, Trends, size, towards
 from .verdicts import LEVELS, LOUD, MODEL_VERDICTS, SHARP, VERDICTS, Thresholds, explained
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class History:
     # Of a typical head: the median.
     _asked: Drift = field(default_factory=Drift)  # gradient on the weights
     _let_through: Drift = field(default_factory=Drift)  # what of it gets through the softmax
+    _survival: Drift = field(default_factory=Drift)  # the share of it that does
     _scores: Drift = field(default_factory=Drift)  # the largest one
     _trends: Trends = field(default_factory=Trends)
     _held: dict[Key, _Held] = field(default_factory=dict)
@@ -90,13 +91,11 @@ class History:
         at, judged = self.at, heads.can_be_judged
         if not judged.any():
             return []
-        entropy, saturated = heads.values("entropy_ratio"), heads.values("saturated")
-        sharp = judged & (entropy < at.sharp_typical) & (saturated > at.saturated_typical)
-        if sharp.any():
-            sharp &= ~heads.explained
+        entropy, sharp = heads.values("entropy_ratio"), heads.sharp
         for drift, statistic in (
             (self._asked, "weight_grad_norm"),
             (self._let_through, "score_grad_norm"),
+            (self._survival, "survival"),
             (self._scores, "largest_score"),
         ):
             drift.add(passed, _median(heads.values(statistic)[judged]))
@@ -179,7 +178,9 @@ class History:
             "flat",
             reason=rule.reason.format(many=int(flat.sum()), heads=int(judged.sum()), why=why),
             facts=(
-                Fact("flat heads", float(flat.sum() / judged.sum()), high=at.most_heads),
+                Fact(
+                    "flat heads", float(flat.sum() / judged.sum()), high=at.most_heads, form=".0%"
+                ),
                 Fact("loss fallen by", loss.learned, low=at.learned, form=".0%"),
                 Fact("scale, in units of 1/√d_k", float(np.median(factors)), form=".2g"),
             ),
@@ -232,7 +233,7 @@ class History:
         elif loss.most_learned < at.learned and self._chokes():
             name, why = _SUDDEN, "less and less of the gradient gets through the softmax"
             change = "survival, change within some 30 steps"
-            facts.append(Fact(change, self._survival, low=-at.choking, form=".0%"))
+            facts.append(Fact(change, self._survival.change, low=-at.choking, form=".0%"))
         elif loss.most_learned < at.learned and self._stands_still(layer, is_new):
             name = "saturated"
             why = f"the loss has fallen by {max(loss.learned, 0.0):.0%} only"
@@ -249,17 +250,13 @@ class History:
         worst += place.start or 0
         return _wide(heads, name, reason, tuple(facts), worst, int(many.sum()), scope=scope)
 
-    @property
-    def _survival(self) -> float:
-        """How the share of the gradient that gets through the softmax changes."""
-        return (1 + self._let_through.change) / (1 + self._asked.change) - 1
-
     def _chokes(self) -> bool:
         """Whether ever less gets through the softmax, of what is asked for more and more."""
         if self._clock < BEFORE:
             return False
         asked_for = self._asked.change > 0 and self.loss.falls < self.at.quickly
-        return asked_for and self._survival < -self.at.choking
+        survival = self._survival
+        return asked_for and survival.change < -self.at.choking and survival.is_clear
 
     def _stands_still(self, layer: str | None, is_new: bool) -> bool:
         """Whether the loss does, although there is something to learn, and it does not begin.
@@ -276,7 +273,7 @@ class History:
             return False
         if any(self._is_told(scope, name, layer or "") for name in SHARP):
             return True
-        if let_through > at.rising or asked < -at.fading:
+        if let_through > at.rising or asked < -at.fading or self._asked.in_all < -at.faded:
             return False
         if loss.most_learned >= at.partly:  # perhaps that was all
             return not asked < at.rising / 2
@@ -316,26 +313,29 @@ class History:
 
     def _unharmed(self, layer: str, head: int) -> str:
         """Why scores may be as large as they like; "" if they may not."""
-        if self._may_grow(self.at.learned):
+        if self._may_grow(layer, head, self.at.learned):
             return "most of the loss is gone, and stays so"
         return self._calm(layer, head)
 
     def _calm(self, layer: str, head: int) -> str:
         """Why growing scores have done no harm, little as has been learned."""
-        if self._is_told(HEAD, "exploding", layer, head) or not self._may_grow(-math.inf):
+        if self._is_told(HEAD, "exploding", layer, head):
+            return ""
+        if not self._may_grow(layer, head, -math.inf):
             return ""
         if self.loss.is_falling:
             return "the loss is falling all the same"
-        if self._may_grow(self.at.begun) and self._asked.change < 0:
+        if self._may_grow(layer, head, self.at.begun) and self._asked.change < 0:
             return "less and less is asked of attention"
         if self.loss.is_settled:
             return "the loss has long stood still and has not suffered"
         return ""
 
-    def _may_grow(self, learned: float) -> bool:
-        """Whether the scores may: so much has been learned, and it is not lost."""
-        loss = self.loss
-        return loss.is_known and loss.learned >= learned and loss.lost < self.at.lost
+    def _may_grow(self, layer: str, head: int, learned: float) -> bool:
+        """Whether the scores may: so much was learned, and it is not lost."""
+        is_told = self._is_told(HEAD, "exploding", layer, head)
+        may_be_lost = self.at.lost / 2 if is_told else self.at.lost
+        return self.loss.most_learned >= learned and self.loss.lost < may_be_lost
 
     def _growth(self, step: int, heads: Heads) -> list[Finding]:
         at, largest = self.at, heads.values("largest_score")
@@ -347,14 +347,14 @@ class History:
         steps = self._trends.steps_until(at.exploding, where)
         rising &= (steps < at.forecast) & heads.can_be_judged
         return [
-            self._rising(step, *heads.name_of(place), float(largest[place]), float(steps[place]))
+            self._rising(step, heads, place, float(largest[place]), float(steps[place]))
             for place in np.flatnonzero(rising).tolist()
         ]
 
-    def _rising(self, step: int, layer: str, head: int, now: float, steps: float) -> Finding:
-        at = self.at
+    def _rising(self, step: int, heads: Heads, place: int, now: float, steps: float) -> Finding:
+        at, (layer, head) = self.at, heads.name_of(place)
         benign = self._calm(layer, head)
-        if self._may_grow(at.learned):
+        if self._may_grow(layer, head, at.learned):
             benign = "the loss has not suffered so far"
         when = step + max(1, round(steps))
         return Finding(
@@ -366,6 +366,7 @@ class History:
             evidence=(Fact("largest |score|", now, high=at.large),),
             layer=layer,
             head=head,
+            pattern=heads.pattern(place),
             benign=benign,
             forecast=f"At this rate {number(at.exploding)} at about step {number(when)}",
             explained=explained("exploding"),
@@ -386,9 +387,9 @@ class History:
         for key, held in list(self._held.items()):
             scope, _, layer, _ = key
             patience, gone = self.at.patience, self._clock - held.last
-            if scope != MODEL and layer not in heads.places:
-                patience = max(patience, 2 * passed)  # it may take part again
-            elif not held.is_raised:
+            if held.is_raised or (scope != MODEL and layer not in heads.places):
+                patience = max(patience, RECORDS * passed)  # it may come, or take part, again
+            else:
                 patience = 0.0
             if gone > 0 and gone >= patience:
                 del self._held[key]

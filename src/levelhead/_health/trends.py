@@ -14,7 +14,10 @@ STEPS = 10.0  # the loss is averaged over about so many
 BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
 _MOVES, _SETTLED = 0.015, 0.02  # of the first loss: a difference that is no noise; none at all
 _GAINED = 0.25  # of the first loss: what is lost again is measured by no less
-_TREND_STEPS, _TREND_RECORDS = 40.0, 4.0  # a trend is taken over so many, whichever is longer
+RECORDS = (
+    4.0  # a trend takes so many, or 40 steps, whichever is longer; so does the end of an alarm
+)
+_CLEAR = 3.0  # standard errors: a change, or a slope, that is no noise
 
 Where = slice | NDArray[np.int64]
 ALL = slice(None)
@@ -25,9 +28,9 @@ class Loss:
 
     def __init__(self) -> None:
         self.start = self.now = self.best = self._before = self._long = math.nan
-        self.is_broken = False  # it was a number, and is none now
         self._first: int | None = None  # step
         self._last = 0
+        self._broken = 0  # steps since it was a number
         self._starts = (0.0, 0)  # sum and number of the first values
         self._starting = True
 
@@ -35,13 +38,19 @@ class Loss:
     def is_known(self) -> bool:
         return not math.isnan(self.now)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether it was a number, and has been none for a while: a single one may be skipped."""
+        return self.is_known and self._broken >= STEPS
+
     def add(self, step: int, value: float | None) -> None:
         """The mean loss since the last record. What is no number moves nothing."""
         if value is None:
             return
-        self.is_broken = self.is_known and not math.isfinite(value)
         if not math.isfinite(value):
+            self._broken = step - self._last
             return
+        self._broken = 0
         passed = math.inf if self._first is None else max(step - self._last, 1)
         self._first = step if self._first is None else self._first
         self._starting = self._starting and 0 <= step - self._first < STEPS / 2
@@ -105,19 +114,33 @@ class Drift:
     """How a positive number changes: its present value as a share of what it was lately."""
 
     def __init__(self) -> None:
-        self._start = self._now = self._lately = math.nan  # of its logarithm
+        self._start = self._last = self._now = self._lately = math.nan  # of its logarithm
+        self._noise = math.nan  # variance of a record, from the differences of neighbours
+        self._share = 1.0  # of the last record in the present value
 
     def add(self, passed: float, value: float) -> None:
         """Take in a value; what is no number moves nothing."""
-        if value > 0 and math.isfinite(value):
-            self._start = math.log(value) if math.isnan(self._start) else self._start
-            self._now = towards(self._now, math.log(value), passed / STEPS)
-            self._lately = towards(self._lately, math.log(value), passed / LATELY)
+        if not (value > 0 and math.isfinite(value)):
+            return
+        new = math.log(value)
+        if not math.isnan(self._last):
+            jump = (new - self._last) ** 2 / 2
+            self._noise = towards(self._noise, jump, passed / max(LATELY, RECORDS * passed))
+        self._start = new if math.isnan(self._start) else self._start
+        self._now = towards(self._now, new, passed / STEPS)
+        self._lately = towards(self._lately, new, passed / LATELY)
+        self._last, self._share = new, -math.expm1(-passed / STEPS)
 
     @property
     def change(self) -> float:
         """0.1 is growth by a tenth; NaN if nothing is known."""
         return math.expm1(min(self._now - self._lately, 700.0))  # beyond, a float overflows
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it changes by more than its records scatter."""
+        scatter = self._noise * self._share / (2 - self._share)  # of the present value
+        return abs(self._now - self._lately) > _CLEAR * math.sqrt(scatter)
 
     @property
     def in_all(self) -> float:
@@ -137,35 +160,41 @@ class Trend:
     """
 
     def __init__(self, heads: int) -> None:
-        # Of weights, t, t², y and t·y, t counted back from the head's last record; when that was,
-        # and how many there are.
-        self._sums, self._last = np.zeros((5, heads)), np.zeros(heads)
+        # Of weights, t, t², y, t·y and y², t counted back from the head's last record; when that
+        # was, and how many there are.
+        self._sums, self._last = np.zeros((6, heads)), np.zeros(heads)
         self._records = np.zeros(heads, np.int64)
 
     def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
         """Take in a record at a time, in steps."""
-        n, t, tt, y, ty = self._sums[:, where]
+        n, t, tt, y, ty, yy = self._sums[:, where]
         passed = np.where(self._sums[0, where] > 0, now - self._last[where], 0.0)
-        kept = np.exp(-passed / np.maximum(_TREND_STEPS, _TREND_RECORDS * passed))
+        kept = np.exp(-passed / np.maximum(LATELY, RECORDS * passed))
         # Earlier records lie further back now.
         t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
         logs = np.log(np.maximum(largest, 1e-30))
         known = np.isfinite(logs)
-        sums = kept * np.stack([n, t, tt, y, ty])
+        sums = kept * np.stack([n, t, tt, y, ty, yy])
         sums[0] += known
         sums[3] += np.where(known, logs, 0.0)
+        sums[5] += np.where(known, logs * logs, 0.0)
         self._sums[:, where], self._last[where] = sums, now
         self._records[where] += known
 
     def steps_until(self, limit: float, where: Where = ALL) -> Floats:
-        """How many steps from now each head reaches a score of `limit`; infinity for never."""
-        n, t, tt, y, ty = self._sums[:, where]
+        """How many steps from now each head reaches a score of `limit`; infinity for never.
+
+        A head whose scores scatter more than they grow never does.
+        """
+        n, t, tt, y, ty, yy = self._sums[:, where]
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = tt - t * t / n
             slope = (ty - t * y / n) / spread
             level = y / n - slope * t / n
             steps = (math.log(limit) - level) / slope
-        growing = (slope > 0) & (spread > 0) & (self._records[where] >= _TREND_RECORDS)
+            scatter = (yy - y * y / n - slope * slope * spread).clip(0) / np.maximum(n - 2, 0.5)
+            error = np.sqrt(scatter / spread)
+        growing = (slope > _CLEAR * error) & (self._records[where] >= RECORDS)
         return np.where(growing, np.maximum(steps, 0.0), np.inf)
 
 

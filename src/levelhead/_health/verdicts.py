@@ -110,6 +110,9 @@ class Thresholds:
     fading: float = _from(
         0.15, "loss of the gradient on the weights where nothing is to be gained from them", _STUDY
     )
+    faded: float = _from(
+        0.9, "loss of it, since the start, in a model that has learned to ignore attention", _STUDY
+    )
     grown: float = _from(
         0.25, "growth of it, since the start, in a flat model that something is wanted of", _STUDY
     )
@@ -379,9 +382,10 @@ class ModelVerdict(NamedTuple):
     hint: str
 
 
-def explained(verdict: str) -> str:
-    """Where a verdict is explained."""
-    return f"docs/verdicts.md#{verdict}"
+def explained(name: str) -> str:
+    """Where a finding is explained."""
+    on_its_own = name in ("nonfinite", "exploding", "scale", *MODEL_VERDICTS)
+    return f"docs/verdicts.md#{name}" if on_its_own else "docs/health.md#verdicts"
 
 
 SHARP = ("saturated", "collapsing")  # those that say that heads are sharp and should not be

@@ -42,7 +42,7 @@ class Alerts:
 
     def judge(self, record: StepRecord, loss: float | None = None) -> StepRecord:
         """A recorded step with its course, its verdicts and its alerts."""
-        evidence = Evidence(record.health, record.gradients, (), record.scales)
+        evidence = replace(record.evidence, course=())
         heads = Heads(evidence, self._thresholds)
         self._history.observe(record.step, heads, loss)
         heads = heads.seen_in(self.course)
@@ -56,7 +56,10 @@ class Alerts:
             kinds.setdefault(_kind(finding), []).append(finding)
         news = (self._news(record, heads, name, kind) for name, kind in kinds.items())
         alerts = sorted(filter(None, news), key=lambda alert: LEVELS.index(alert.level))
-        over = [name for name in self._told if name not in kinds]
+        # What has become NaN has not recovered.
+        over = (
+            [name for name in self._told if name not in kinds] if "nonfinite" not in kinds else []
+        )
         return (*alerts, *(self._recovery(record, name) for name in over))
 
     def _news(

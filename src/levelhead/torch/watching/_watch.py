@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..._health import Finding, GradHealth, Health, Thresholds, findings
+from ..._health import Finding, GradHealth, Health, Thresholds
 from ..._health.describe import missing_calls, plural
 from ..._health.verdicts import LOUD
 from ..._records import TRAINING, Alert, StepRecord
@@ -120,6 +121,7 @@ class watch:
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
         self._trained = 0  # recorded steps
+        self._has_loss = False
         self._told_off = False
         self._shown: tuple[Any, Any] | None = None  # the cell of a notebook, and what it shows
 
@@ -148,6 +150,8 @@ class watch:
     def findings(self) -> list[Finding]:
         """What there is to say now, the worst first: of the model, of layers, of heads.
 
+        Like `summary` it speaks of the last recorded step of each layer.
+
         >>> import torch, levelhead.torch
         >>> model = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
         >>> with levelhead.torch.watch(model) as seen:
@@ -155,10 +159,7 @@ class watch:
         >>> [finding.scope for finding in seen.findings() if finding.is_loud]
         []
         """
-        record = self._steps.open_record() or self._newest
-        if record is None:
-            return []
-        return findings(record.evidence, Thresholds().changed(self._thresholds))
+        return self._run().findings()
 
     @property
     def before_training(self) -> Phase:
@@ -312,6 +313,7 @@ class watch:
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
         self._trained += record.phase == TRAINING
+        self._has_loss = self._has_loss or math.isfinite(record.means.get("loss", math.nan))
         if not self._ranks.is_first:
             return
         if self._trained == _PATIENCE and self._lacks_loss():
@@ -324,7 +326,7 @@ class watch:
                 self._on_alert(alert)
 
     def _lacks_loss(self) -> bool:
-        return self._trained >= _PATIENCE and not self._steps.scalars.any
+        return self._trained >= _PATIENCE and not self._has_loss
 
     def _add(self, scalars: Mapping[str, float]) -> None:
         """Add what was logged after the newest record was handed on."""
