@@ -479,7 +479,8 @@ class Heads:
             Fact(
                 table[limit.statistic].label,
                 float(self.values(limit.statistic)[at]),
-                **{"low" if limit.sign == "<" else "high": self._healthy(limit)},
+                low=self._healthy(limit) if limit.sign == "<" else None,
+                high=self._healthy(limit) if limit.sign != "<" else None,
             )
             for limit in case.limits
             if limit.statistic in table

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..._health import Evidence, Finding, History, Judgement, Thresholds
+from ..._health import Finding, History, Judgement, Thresholds
 from ..._health.findings import HEAD, worst_first
 from ..._health.judge import Heads
 from ..._health.verdicts import LEVELS, SHARP
