@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from levelhead import lab
-from levelhead.lab import _corpus
+from levelhead.lab import _corpus, _run
 from levelhead.lab._checkpoints import checkpoints
 from levelhead.lab._corpus import GUESSING, LENGTH, WORDS, stories
 from levelhead.lab._figures import plain
@@ -348,6 +348,23 @@ def test_an_interrupted_seed_goes_on_with_the_models_it_has(monkeypatch, tmp_pat
     assert [p.done for p in told][-2:] == [1, 1] and len(told) == 1 + 6 + 1
     monkeypatch.delitem(one.pieces, "tiny")
     assert go(tmp_path / "other") == resumed and len(calls) == 8 + 6
+
+
+def test_traces_stay_and_serve_another_version_of_what_is_measured_on_them(monkeypatch, tmp_path):
+    one, calls, original = lab.experiments()["growth"], [], lab.experiments()["growth"].module.train
+
+    def train(*given, **options):
+        calls.append(options)
+        return original(*given, **options)
+
+    def go(version, traces, **options):
+        now = dataclasses.replace(one, version=version, traces=traces, pieces={"tiny": 6})
+        monkeypatch.setattr(_run, "find", lambda names: [now])
+        lab.run(["growth"], out=tmp_path, size="tiny", seeds=1, **options)
+        return len(calls)
+
+    monkeypatch.setattr(one.module, "train", train)
+    assert [go(1, 1), go(2, 1), go(3, 2), go(3, 2, again=True)] == [6, 6, 12, 18]
 
 
 def test_models_of_another_version_are_trained_again(monkeypatch, tmp_path):

@@ -44,7 +44,7 @@ def checkpoints(
     folder.mkdir(parents=True, exist_ok=True)
 
     def train_or_load(*given: Any, **options: Any) -> Any:
-        asked = repr((experiment.version, given, sorted(options.items())))
+        asked = repr((experiment.traces or experiment.version, given, sorted(options.items())))
         path = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
         try:
             kept = json.loads(path.read_text(encoding="utf-8"))

@@ -22,6 +22,8 @@ A module describes its experiment by these attributes:
     SECONDS  optional: about how long one seed takes, for the estimate of the time left
     PIECES   optional: how many times one seed calls the module's `train`; each model is kept as
              soon as it is trained, so that an interrupted seed can be resumed
+    TRACES   optional: the version of what `train` gives; the models then stay when a seed is
+             measured, and another VERSION of `measure` trains none of them again
 """
 
 from __future__ import annotations
@@ -107,6 +109,7 @@ class Experiment:
     seeds: Mapping[str, int]
     seconds: Mapping[str, float]
     pieces: Mapping[str, int]
+    traces: int
     module: ModuleType
 
     @classmethod
@@ -132,6 +135,7 @@ class Experiment:
             seeds={"tiny": 2, "quick": 5, "full": 10} | getattr(module, "SEEDS", {}),
             seconds={"tiny": 0.2, "quick": 1.0, "full": 5.0} | getattr(module, "SECONDS", {}),
             pieces=getattr(module, "PIECES", {}),
+            traces=getattr(module, "TRACES", 0),
             module=module,
         )
 

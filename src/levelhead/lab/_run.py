@@ -162,10 +162,11 @@ class _Measurements:
         tracker.at(len(todo))
 
     def _keep(self, one: Experiment, seed: int, report: Callable[[float, float], None]) -> None:
-        """Measure one seed and write it down; its models are not needed any more."""
+        """Measure one seed and write it down; most models are not needed any more."""
         figures = plain(self._measured(one, seed, report))
         write_json(self._path(one, seed), {"version": one.version, "figures": figures})
-        self._drop_models(one, seed)
+        if not one.traces:
+            self._drop_models(one, seed)
 
     def _measured(
         self, one: Experiment, seed: int, report: Callable[[float, float], None]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 CLAIM = 16
 VERSION = 5
+TRACES = 1  # recorded once; rules are tuned on them
 TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
 SAID = """
 Ours: what a watch says of attention while a model trains separates runs that will fail, because of
