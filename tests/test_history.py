@@ -403,13 +403,35 @@ def test_only_what_was_gained_can_be_lost(at_first, is_told):
     [(1.001, "info"), (0.99, "info"), (1.01, "warning")],
 )
 def test_a_flat_model_is_told_if_more_is_asked_of_it_than_at_the_start(asked, level):
+    found = course(History(AT), range(200), flat(asked), loss=2.0)
+    steps = [step for step, now in enumerate(found) if now == [("model", "flat", level)]]
+    assert steps == list(range(int(AT.flat_patience), 200))
+
+
+def test_a_flat_model_that_begins_to_learn_is_told_when_it_stops():
+    def loss(step):  # it falls by a quarter
+        return 2.0 - 0.01 * min(max(step - 120, 0), 70)
+
+    found = course(History(AT), range(300), flat(1.01), loss)
+    told = [step for step, now in enumerate(found) if ("model", "flat", "warning") in now]
+    assert 200 < told[0] < 230
+
+
+def test_a_model_that_was_not_flat_for_a_while_begins_anew():
+    def seen(step):
+        return flat(1.01)(step) if step != 100 else heads(*[CALM] * 4)
+
+    assert first(course(History(AT), range(300), seen, 2.0)) == 101 + AT.flat_patience
+
+
+def flat(asked):
+    """Flat heads, under a scale too small, whose gradient changes by a factor a step."""
+
     def seen(step):
         evidence = sharp(asked, 1.0, {"entropy_ratio": 0.99})(step).evidence
         return Heads(replace(evidence, scales={"a": in_use(1 / 64, 64)}), AT)
 
-    found = course(History(AT), range(200), seen, loss=2.0)
-    steps = [step for step, now in enumerate(found) if now == [("model", "flat", level)]]
-    assert steps == list(range(int(AT.flat_patience), 200))
+    return seen
 
 
 @pytest.mark.parametrize("every", [1, 10])

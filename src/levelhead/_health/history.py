@@ -67,6 +67,7 @@ class History:
     _clock: float = 0.0  # steps since the first; it goes on when a run goes back to a checkpoint
     _sharp_at_first: bool = False
     _was_settled: bool = False  # the loss, when heads were last not sharp
+    _flat_since: float = math.inf  # by the clock; infinity while they are not
 
     def observe(self, step: int, heads: Heads, loss: float | None = None) -> None:
         """Take in a recorded step.
@@ -158,13 +159,17 @@ class History:
         """Heads that choose nothing, while the scale is too small and the loss stands still."""
         at, loss = self.at, self.loss
         factors = [scale.factor for scale in heads.evidence.scales.values()]
-        if not loss.is_known or loss.learned >= at.learned or loss.is_falling:
-            return []
-        if not factors or not np.median(factors) < at.scale_small:
-            return []
         entropy = heads.values("entropy_ratio")
         flat = judged & (entropy > at.flat_typical)
         if flat.sum() < at.most_heads * judged.sum():
+            self._flat_since = math.inf
+            return []
+        self._flat_since = min(self._flat_since, self._clock)
+        if self._clock - self._flat_since < at.flat_patience - at.patience:
+            return []
+        if not loss.is_known or loss.learned >= at.learned or loss.is_falling:
+            return []
+        if not factors or not np.median(factors) < at.scale_small:
             return []
         rule = MODEL_VERDICTS["flat"]
         is_asked = self._is_told(MODEL, "flat") or not self._asked.in_all <= at.grown
@@ -397,9 +402,7 @@ class History:
 
     def _patience_with(self, finding: Finding) -> float:
         """How long it must last: the longer, the less has to happen for it."""
-        if finding.scope == HEAD or finding.name == _SUDDEN:
-            return 0.0
-        return self.at.flat_patience if finding.name == "flat" else self.at.patience
+        return 0.0 if finding.scope == HEAD or finding.name == _SUDDEN else self.at.patience
 
 
 def _wide(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._sweep import Setting
 
 CLAIM = 16
-VERSION = 5
+VERSION = 6
 TRACES = 1  # recorded once; rules are tuned on them
 TITLE = "The verdicts tell sick runs from healthy ones, before the loss does"
 SAID = """
