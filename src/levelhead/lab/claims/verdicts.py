@@ -18,7 +18,6 @@ from .._tasks import HELD_OUT, TASKS
 from .._threads import in_a_process, side_by_side
 
 if TYPE_CHECKING:
-    from ...scaling import ScaleInUse
     from .._outcomes import Ending, HealthyPath
     from .._sweep import Setting
 
@@ -126,6 +125,7 @@ NAMES = {
 }
 COLOURS = dict(zip(NAMES, (BLUE, PURPLE, RED, ORANGE, GREEN), strict=True))
 SHARP = (0.05, 0.1, 0.15, 0.25, 0.35, 0.5)  # of the typical entropy ratio, for the curve
+Alarms = dict[str, int | str | None]
 
 
 def train(setting: Setting, recorded: bool = True) -> dict[str, Any]:
@@ -149,16 +149,17 @@ def settings(size: str, seed: int) -> list[tuple[str, list[Setting]]]:
 
 def trainings(
     size: str, seed: int
-) -> Iterator[tuple[str, Setting, dict[str, Any], HealthyPath, Ending]]:
-    """Train them all: part, setting, trace, the healthy path of its task, and how it ended."""
+) -> Iterator[tuple[str, Setting, dict[str, Any], HealthyPath, Ending, Alarms]]:
+    """Train and judge: part, setting, trace, the healthy path of its task, the end, the alarms."""
     from .._outcomes import ending, path_of  # noqa: PLC0415
 
     def again(setting: Setting) -> dict[str, Any]:
         return train(setting, recorded=False)
 
-    def ended(run: tuple[str, Setting, dict[str, Any], HealthyPath]) -> Ending:
+    def followed(run: tuple[str, Setting, dict[str, Any], HealthyPath]) -> tuple[Ending, Alarms]:
         _, setting, kept, path = run
-        return ending(setting, kept["loss"], path, again)
+        how = ending(setting, kept["loss"], path, again)
+        return how, in_a_process(alarms, setting, kept)
 
     groups, runs = settings(size, seed), []
     with side_by_side(1 if size == "tiny" else None) as each_of:
@@ -167,27 +168,24 @@ def trainings(
             kept = list(islice(recorded, len(chosen)))
             path = path_of([each["loss"] for each in kept])
             runs += [(part, *pair, path) for pair in zip(chosen, kept, strict=True)]
-        for run, how in zip(runs, each_of(ended, runs), strict=True):
-            yield *run, how
+        for run, found in zip(runs, each_of(followed, runs), strict=True):
+            yield *run, *found
 
 
 def measure(size: str, seed: int) -> Figures:
     """How each training ended, why, and who raised an alarm."""
-    from .._outcomes import by_course, described, scale_of  # noqa: PLC0415
+    from .._outcomes import described  # noqa: PLC0415
 
     rows: list[dict[str, Any]] = []
     curves = []
-    for part, setting, kept, path, (ended, cause) in trainings(size, seed):
-        scale = scale_of(setting)
-        alarm, name = by_course(kept, scale, EVERY)
+    for part, setting, kept, path, (ended, cause), raised in trainings(size, seed):
         left = path.left_at(kept["loss"]) if ended == "failed" else None
         rows.append(
             {
                 **{"part": part, "task": setting.task, "setting": described(setting)},
                 **{"fault": setting.fault, "ended": ended, "cause": cause, "left": left},
-                **{"behind": path.behind(kept["loss"]), "alarm": alarm, "alarm_name": name},
-                **{f"alarm_every_{n}": by_course(kept, scale, n)[0] for n in RARER},
-                **_others(kept, scale),
+                **{"behind": path.behind(kept["loss"])},
+                **raised,
             }
         )
         curves.append((setting, kept, path.median))
@@ -198,11 +196,21 @@ def measure(size: str, seed: int) -> Figures:
     }
 
 
-def _others(kept: dict[str, Any], scale: ScaleInUse) -> dict[str, int | None]:
-    """When the baselines would have raised an alarm, by their limits."""
-    from .._outcomes import by_course, by_gradient_norm, by_head, by_statistic  # noqa: PLC0415
+def alarms(setting: Setting, kept: dict[str, Any]) -> Alarms:
+    """When a watch raises its first alarm, and its name; and when the baselines would."""
+    from .._outcomes import (  # noqa: PLC0415
+        by_course,
+        by_gradient_norm,
+        by_head,
+        by_statistic,
+        scale_of,
+    )
 
-    found: dict[str, int | None] = {"head": by_head(kept, COMPARED)[0]}
+    scale = scale_of(setting)
+    alarm, name = by_course(kept, scale, EVERY)
+    found: Alarms = {"alarm": alarm, "alarm_name": name}
+    found |= {f"alarm_every_{n}": by_course(kept, scale, n)[0] for n in RARER}
+    found["head"] = by_head(kept, COMPARED)[0]
     for name, limits in LIMITS_OF.items():
         alarms = (
             by_gradient_norm(kept, limits)
