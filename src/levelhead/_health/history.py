@@ -119,7 +119,8 @@ class History:
             among, many = judged[place], sharp[place]
             needed = at.most_heads if layer is None else 1.0
             if among.any() and many.sum() >= needed * among.sum():
-                found += self._sharp(heads, layer, place, among, many, now < lately / 2)
+                is_new = self._clock >= LATELY and now < lately / 2
+                found += self._sharp(heads, layer, place, among, many, is_new)
         return found or self._running_away(heads, judged) or self._flat(heads, judged)
 
     def _running_away(self, heads: Heads, judged: Flags) -> list[Finding]:
@@ -167,7 +168,7 @@ class History:
         self._flat_since = min(self._flat_since, self._clock)
         if self._clock - self._flat_since < at.flat_patience - at.patience:
             return []
-        if not loss.is_known or loss.learned >= at.learned or loss.is_falling:
+        if not loss.is_known or loss.learned >= at.learned or loss.falls > at.creeping:
             return []
         if not factors or not np.median(factors) < at.scale_small:
             return []
@@ -223,7 +224,9 @@ class History:
                 form=".0%",
             ),
         ]
-        has_lost = loss.is_broken or (loss.lost > at.lost and loss.most_learned >= at.begun)
+        is_mending = self._let_through.change > 2 * at.rising
+        lost_again = loss.lost > at.lost and loss.most_learned >= at.begun and not is_mending
+        has_lost = loss.is_broken or lost_again
         if not loss.is_known:
             if not self._sharp_at_first:
                 return []
@@ -256,12 +259,15 @@ class History:
         return _wide(heads, name, reason, tuple(facts), worst, int(many.sum()), scope=scope)
 
     def _chokes(self) -> bool:
-        """Whether ever less gets through the softmax, of what is asked for more and more."""
-        if self._clock < BEFORE:
+        """Whether ever less gets through the softmax, of what is asked for more and more.
+
+        While the loss falls all the same, much more must be asked for.
+        """
+        at, survival = self.at, self._survival
+        if self._clock < BEFORE or self.loss.falls >= at.quickly:
             return False
-        asked_for = self._asked.change > 0 and self.loss.falls < self.at.quickly
-        survival = self._survival
-        return asked_for and survival.change < -self.at.choking and survival.is_clear
+        asked_for = self._asked.change > (at.demanded if self.loss.is_falling else 0.0)
+        return asked_for and survival.change < -at.choking and survival.is_clear
 
     def _stands_still(self, layer: str | None, is_new: bool) -> bool:
         """Whether the loss does, although there is something to learn, and it does not begin.
@@ -282,6 +288,8 @@ class History:
             return False
         if loss.most_learned >= at.partly:  # perhaps that was all
             return not asked < at.rising / 2
+        if let_through > -at.rising and not loss.is_settled:  # perhaps it is about to
+            return False
         if not is_new and loss.most_learned < at.begun:  # perhaps there is nothing to learn
             return not asked <= at.rising
         return True

@@ -102,8 +102,9 @@ class Thresholds:
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
     )
     begun: float = _from(0.06, "share of it that is gone where there is something to learn", _STUDY)
-    partly: float = _from(0.15, "share of it that may be all that there was to learn", _STUDY)
+    partly: float = _from(0.12, "share of it that may be all that there was to learn", _STUDY)
     quickly: float = _from(0.06, "share of it that a model loses in 10 steps if it learns", _STUDY)
+    creeping: float = _from(0.005, "the same of a model that is flat", _STUDY)
     rising: float = _from(
         0.05, "growth of a gradient that is no noise, within some 30 steps", _STUDY
     )
@@ -118,6 +119,9 @@ class Thresholds:
     )
     choking: float = _from(
         0.2, "loss of the share of it that gets through the softmax, within some 30 steps", _STUDY
+    )
+    demanded: float = _from(
+        0.3, "growth of the gradient on the weights that is too much while the loss falls", _STUDY
     )
     growing: float = _from(
         1.0, "growth of the scores of a typical head, within some 30 steps", _STUDY
