@@ -476,6 +476,55 @@ def _nth(rng: Rng, n: int, words: int = 6, many: int = 22, most: int = 5) -> Bat
     return Batch(said[..., None], np.minimum(before, most))
 
 
+def _pairs(rng: Rng, n: int, words: int = 11, tags: int = 8) -> Batch:
+    """Every word comes twice, with a tag; each position asks for the tag of the other one."""
+    said = rng.permuted(np.tile(np.arange(words).repeat(2), (n, 1)), axis=1)
+    tag, order = rng.integers(tags, size=said.shape), np.argsort(said, axis=1, kind="stable")
+    other = np.empty_like(order)
+    np.put_along_axis(other, order, order.reshape(n, words, 2)[..., ::-1].reshape(n, -1), 1)
+    return Batch(np.stack([said, tag], -1), np.take_along_axis(tag, other, 1))
+
+
+def _chorus(rng: Rng, n: int, words: int = 10, many: int = 30) -> Batch:
+    """A few words, again and again; how many they are, the sequence itself must tell."""
+    period, motif = rng.integers(5, 10, size=(n, 1)), rng.integers(words, size=(n, 9))
+    said = np.take_along_axis(motif, np.arange(many + 1) % period, 1)
+    return Batch(said[:, :-1, None], said[:, 1:])
+
+
+def _progression(rng: Rng, n: int, base: int = 11, many: int = 16) -> Batch:
+    """A number, and always the same added to it; the first two say how much."""
+    start, more = rng.integers(base, size=(2, n, 1))
+    said = (start + more * np.arange(many + 1)) % base
+    answers = said[:, 1:].copy()
+    answers[:, 0] = -1
+    return Batch(said[:, :-1, None], answers)
+
+
+def _heaviest(rng: Rng, n: int, words: int = 10, many: int = 16) -> Batch:
+    """Every word has a weight; the first position asks for the heaviest."""
+    said = rng.integers(words, size=(n, many))
+    weight = rng.permuted(np.tile(np.arange(many), (n, 1)), axis=1)
+    answers = np.full((n, many), -1)
+    answers[:, 0] = said[weight == many - 1]
+    return Batch(np.stack([said, weight], -1), answers)
+
+
+def _walk(rng: Rng, n: int, words: int = 12, many: int = 24) -> Batch:
+    """The next word is one up or one down, at random."""
+    said = (rng.integers(words, size=(n, 1)) + rng.choice((-1, 1), (n, many + 1)).cumsum(1)) % words
+    return Batch(said[:, :-1, None], said[:, 1:])
+
+
+def _overlap(rng: Rng, n: int, words: int = 14, many: int = 8, most: int = 6) -> Batch:
+    """How many words of the second half are in the first."""
+    said = rng.integers(words, size=(n, 2 * many))
+    found = (said[:, :many, None] == said[:, None, many:]).any(1).sum(1)
+    answers = np.full(said.shape, -1)
+    answers[:, 0] = np.minimum(found, most)
+    return Batch(said[..., None], answers)
+
+
 TASKS: dict[str, Task] = {
     "recall": Task("looking up", (16, 9), 24, 8, True, _recall),
     "copy": Task("copying", (13,), 28, 12, True, _again),
@@ -524,7 +573,13 @@ TASKS: dict[str, Task] = {
     "winner": Task("classification", (12, 2), 20, 12, False, _winner),
     "clock": Task("noise", (12,), 24, 8, False, _clock),
     "nth": Task("counting", (6,), 22, 6, True, _nth),
+    "pairs": Task("looking up", (11, 8), 22, 8, False, _pairs),
+    "chorus": Task("copying", (10,), 30, 10, True, _chorus),
+    "progression": Task("arithmetic", (11,), 16, 11, True, _progression),
+    "heaviest": Task("classification", (10, 16), 16, 10, False, _heaviest),
+    "walk": Task("noise", (12,), 24, 12, True, _walk),
+    "overlap": Task("counting", (14,), 16, 7, False, _overlap),
 }
 
 # The verdicts were tuned on the others.
-HELD_OUT = ("dictionary", "stutter", "sentences", "winner", "clock", "nth")
+HELD_OUT = ("pairs", "chorus", "progression", "heaviest", "walk", "overlap")

@@ -25,7 +25,8 @@ class Shape:
              with scores that fall with the distance, each head at a rate of its own, as in BLOOM;
              "swin" has LayerNorm at the end of each part, inside the residual, as in Swin v2;
              "cait" is "pre" with a learned factor on every channel of a part, 0.1 at first, as in
-             CaiT and DINOv2
+             CaiT and DINOv2; "deepnet" is "post" with a residual that counts (2·depth)^¼ times, as
+             in DeepNet
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -157,6 +158,7 @@ class Block(nn.Module):
         self.factors = nn.ParameterList(
             nn.Parameter(torch.full((shape.width,), 0.1)) for _ in range(2 * (shape.norm == "cait"))
         )
+        self.residual = (2 * shape.depth) ** 0.25 if shape.norm == "deepnet" else 1.0
         self.drop = nn.Dropout(shape.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -177,8 +179,8 @@ class Block(nn.Module):
             elif self.norm in ("pre", "rms", "alibi"):
                 x = x + self.drop(part(norm(x)))
             else:
-                x = x + self.drop(part(x))
-                x = norm(x) if self.norm == "post" else x
+                x = self.residual * x + self.drop(part(x))
+                x = norm(x) if self.norm in ("post", "deepnet") else x
         return x
 
 
