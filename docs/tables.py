@@ -101,7 +101,8 @@ def study() -> str:
     ):
         steps = "-" if lead is None else f"{lead:.0f} steps (quartiles {low:.0f}, {high:.0f})"
         share = f"{false} ({false / max(well, 1):.1%})", f"{caught} ({caught / max(sick, 1):.0%})"
-        rows.append((part, f"{every} steps", str(well), share[0], str(sick), share[1], steps))
+        rarely = f"{every} steps" if every > 1 else "step"
+        rows.append((part, rarely, str(well), share[0], str(sick), share[1], steps))
     return table(*rows) + f"\n\n{found['why'][:1].upper()}{found['why'][1:]}"
 
 
