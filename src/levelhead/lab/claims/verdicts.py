@@ -475,6 +475,9 @@ def _courses(figures: Figures) -> list[Spec]:
                     "overlaying": "y",
                     "side": "right",
                     "range": [0, 1.02],
+                    "tickmode": "array",
+                    "tickvals": [0, 0.25, 0.5, 0.75, 1],
+                    "showgrid": False,
                     "title": {"text": "entropy ratio"},
                 },
             )
