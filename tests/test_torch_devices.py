@@ -163,9 +163,9 @@ def test_what_was_logged_comes_with_the_rest(fake):
     scalars.log({"loss": torch.ones((), device="cuda")})
     stub = SimpleNamespace(add=lambda tensor, use: sent.append(use))
     scalars.send(stub)
-    assert len(sent) == 2  # the last one, and the sum of those before
-    for use, value in zip(sent, (5.0, 4.0), strict=True):
-        use(np.float64(value))
+    assert len(sent) == 2  # the last one, and the sum of those before with how many they are
+    for use, values in zip(sent, (5.0, [4.0, 2.0]), strict=True):
+        use(np.array(values))
     assert scalars.numbers() == {"loss": 5} and scalars.means() == {"loss": 3, "lr": 0.1}
 
 
