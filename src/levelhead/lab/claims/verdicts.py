@@ -38,10 +38,10 @@ dropout, and faults that begin in the middle. Outcome alone says how a run ended
 against the median of sound runs of the same task; a run that is behind by more than {failed:.0%} of
 what they gained has failed, unless it gets there in {longer} times the steps, which makes it slow.
 A failure counts as attention's if the same run with the right scale or with QK-norm ends well. The
-rules were tuned on other runs of the same tasks; {held_out} runs are of {held_tasks} tasks and one
-architecture that no rule had ever been tried on, and were looked at when all rules were fixed. An
-alarm is a warning or worse, raised with the loss logged and every step recorded, as a watch does
-if it is not told otherwise.
+rules were tuned on runs of these tasks, most of those counted here among them; {held_out} runs are
+of {held_tasks} other tasks and one architecture that no rule had ever been tried on, and were
+looked at when all rules were fixed. An alarm is a warning or worse, raised with the loss logged and
+every step recorded, as a watch does if it is not told otherwise.
 """
 FOUND = """
 On the held-out tasks and architecture {held_false} of {held_well} runs that ended well raised an
