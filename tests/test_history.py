@@ -445,6 +445,12 @@ def test_a_flat_model_that_begins_to_learn_is_told_when_it_stops():
     assert 200 < told[0] < 270
 
 
+@pytest.mark.parametrize(("falls", "is_told"), [(0.003, True), (0.01, False)])
+def test_a_flat_model_whose_loss_creeps_is_not_told(falls, is_told):
+    found = course(History(AT), range(250), flat(1.01), lambda t: 2.0 * (1 - falls * t / 10))
+    assert (("model", "flat", "warning") in found[-1]) == is_told
+
+
 def test_a_model_that_was_not_flat_for_a_while_begins_anew():
     def seen(step):
         return flat(1.01)(step) if step != 100 else heads(*[CALM] * 4)
