@@ -467,9 +467,14 @@ def test_it_is_said_once_that_no_loss_was_logged(caplog):
         assert messages(caplog) == []
 
 
-def test_a_loss_that_never_is_a_number_is_none(caplog):
-    watch, _ = train(45, before=lambda watch, step: watch.log(loss=math.nan, rate=1.0))
-    assert watch.summary().splitlines()[-1].startswith("No loss was logged")
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_it_is_said_that_a_loss_never_was_a_number(caplog, loss):
+    with caplog.at_level(logging.INFO, "levelhead"):
+        watch, _ = train(45, before=lambda watch, step: watch.log(loss=loss, rate=1.0))
+    said = "The loss that was logged was never a finite number: alarms are less sure without it."
+    assert watch.summary().splitlines()[-1] == said and messages(caplog).count(said) == 1
+    watch, _ = train(45, before=lambda watch, step: watch.log(loss=loss if step < 9 else 1.0))
+    assert "loss" not in watch.summary().splitlines()[-1]
 
 
 def test_inference_needs_no_loss():

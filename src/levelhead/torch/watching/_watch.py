@@ -30,6 +30,7 @@ _log = logging.getLogger("levelhead")
 _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
 _PATIENCE = 20  # recorded steps of training before it is said that nothing was logged
 _NO_LOSS = "No loss was logged: alarms are surer with watch.log(loss=loss) at every step."
+_NO_NUMBER = "The loss that was logged was never a finite number: alarms are less sure without it."
 
 _NOTHING_SEEN = """\
 levelhead.torch.watch saw no attention call, so it knows nothing of this model. Check that
@@ -121,7 +122,7 @@ class watch:
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
         self._trained = 0  # recorded steps
-        self._has_loss = False
+        self._lacks = _NO_LOSS  # "" once a loss was a finite number
         self._told_off = False
         self._shown: tuple[Any, Any] | None = None  # the cell of a notebook, and what it shows
 
@@ -185,7 +186,7 @@ class watch:
 
     def _notes(self) -> list[str]:
         """What its numbers do not say: which attention is missing, and whether the loss is."""
-        lacking = [_NO_LOSS] if self._lacks_loss() else []
+        lacking = [self._lacks] if self._lacks and self._trained >= _PATIENCE else []
         return [*missing_calls(self.not_understood), *lacking]
 
     def show(self) -> None:
@@ -313,20 +314,18 @@ class watch:
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
         self._trained += record.phase == TRAINING
-        self._has_loss = self._has_loss or math.isfinite(record.means.get("loss", math.nan))
+        if self._lacks and "loss" in record.means:
+            self._lacks = "" if math.isfinite(record.means["loss"]) else _NO_NUMBER
         if not self._ranks.is_first:
             return
-        if self._trained == _PATIENCE and self._lacks_loss():
-            _log.info("%s", _NO_LOSS)
+        if self._trained == _PATIENCE and self._lacks:
+            _log.info("%s", self._lacks)
         for sink in (*self._own, *self._sinks):
             self._call(sink, sink, record.step, record)
         for alert in record.alerts:
             _log.log(logging.WARNING if alert.level in LOUD else logging.INFO, "%s", alert)
             if self._on_alert is not None and alert.level in LOUD:
                 self._on_alert(alert)
-
-    def _lacks_loss(self) -> bool:
-        return self._trained >= _PATIENCE and not self._has_loss
 
     def _add(self, scalars: Mapping[str, float]) -> None:
         """Add what was logged after the newest record was handed on."""
