@@ -404,7 +404,7 @@ def head(**fields):
     } | fields
     base["score_m2"] = base.pop("score_var") * base["score_count"]
     base["large_scores"] *= base["score_count"]
-    for name in HEALTH_SUMS[HEALTH_SUMS.index("entropy") :]:
+    for name in HEALTH_SUMS[HEALTH_SUMS.index("entropy") : HEALTH_SUMS.index("pattern_sequences")]:
         base[name] *= 100
     return [base[name] for name in HEALTH_SUMS]
 
@@ -483,6 +483,20 @@ def test_a_pattern_that_training_makes_excuses_a_sharp_head(name, statistic, pat
 def test_one_key_that_all_rows_share_excuses_nothing():
     v = verdict_of(saturated=0.9, shared_key=0.9)
     assert (v.verdict, v.level, v.pattern, v.benign) == ("saturated", "warning", "shared key", "")
+
+
+@pytest.mark.parametrize("pattern", ["spread", "offset"])
+@pytest.mark.parametrize(("enough", "causal"), [(4, False), (11, True)])
+def test_a_few_rows_have_a_distance_in_common_by_chance(enough, causal, pattern):
+    rows = enough if pattern == "offset" else enough - 1
+    k = np.broadcast_to(np.eye(16), (20, 1, 16, 16))[..., : rows if causal else 16, :]
+    q = 500.0 * np.eye(16)[np.arange(rows) - 2 if causal else np.arange(rows) + 12 - rows]
+    q = np.broadcast_to(q, (20, 1, rows, 16))
+    health = reference(q, k, k, causal=causal, return_health=True).health.over_batch()
+    assert health.offset_weight[0] > 0.99
+    (verdict,) = health.verdicts()
+    assert (verdict.verdict, verdict.pattern) == ("saturated", pattern)
+    assert (verdict.level == "info") == bool(verdict.benign) == (pattern == "offset")
 
 
 def test_the_first_pattern_that_holds_names_the_head():

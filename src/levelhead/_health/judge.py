@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from . import numbers
 from .findings import HEAD, LAYER, MODEL, Fact, Finding, worst_first
 from .numbers import Spoken, number
+from .sampling import PATTERN_KEYS
 from .statistics import Floats, statistics_of
 from .verdicts import (
     HEALTHY,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _SIGNS = {">": operator.gt, ">=": operator.ge, "<": operator.lt}
 _NAMED = 4  # layers in a sentence
+_ROWS = 4  # sampled of a sequence; of fewer, some have a key or a distance in common by chance
 _INFO, _NO_LEVEL = LEVELS.index("info"), len(LEVELS)
 
 Indices = NDArray[np.int64]
@@ -451,17 +453,29 @@ class Heads:
 
     def pattern(self, at: int) -> str:
         """What a head looks at, a name of PATTERNS or SPREAD."""
-        for name, pattern in PATTERNS.items():
-            if self.values(pattern.statistic)[at] > self.at.pattern:
-                return name
-        return SPREAD
+        return next((name for name in PATTERNS if self._looks_at(name)[at]), SPREAD)
+
+    def _looks_at(self, name: str) -> Flags:
+        """Which heads have a pattern."""
+        pattern = PATTERNS[name]
+        found: Flags = self.values(pattern.statistic) > self.at.pattern
+        return found & self._many_sampled if pattern.is_common and found.any() else found
+
+    @cached_property
+    def _many_sampled(self) -> Flags:
+        """Which heads have sequences with enough rows to have something in common."""
+        rows, sequences = self.values("rows"), self.values("pattern_sequences")
+        is_full = self.values("pairs") == rows * self.values("widest_row")
+        short = np.where(is_full, 0, PATTERN_KEYS - 1)  # the first rows of a causal head
+        many: Flags = rows >= (_ROWS + short) * sequences
+        return many
 
     @cached_property
     def explained(self) -> Flags:
         """Which heads look at something that training makes heads look at on purpose."""
         found = np.zeros(self.count, np.bool_)
-        for pattern in reversed(PATTERNS.values()):  # the first that holds counts
-            found[self.values(pattern.statistic) > self.at.pattern] = pattern.benign
+        for name, pattern in reversed(PATTERNS.items()):  # the first that holds counts
+            found[self._looks_at(name)] = pattern.benign
         return found
 
     def holding(self, at: int, but: str) -> tuple[str, ...]:

@@ -193,11 +193,13 @@ class Pattern(NamedTuple):
 
     words:  "looks at …"
     benign: training makes such heads on purpose, so it explains why a head is sharp
+    is_common: it is whatever the rows of a sequence happen to have in common, so that it takes some
     """
 
     statistic: str
     words: str
     benign: bool
+    is_common: bool = False
 
 
 # The first that holds names the head; one without any of them spreads its weight or chooses by
@@ -205,9 +207,11 @@ class Pattern(NamedTuple):
 PATTERNS: dict[str, Pattern] = {
     "self": Pattern("self_weight", "its own position", benign=True),
     "previous": Pattern("previous_weight", "the position before", benign=True),
-    "offset": Pattern("offset_weight", "a fixed distance", benign=True),
+    "offset": Pattern("offset_weight", "a fixed distance", benign=True, is_common=True),
     "first key": Pattern("first_key", "the first key", benign=True),
-    "shared key": Pattern("shared_key", "one key that all rows share", benign=False),
+    "shared key": Pattern(
+        "shared_key", "one key that all rows share", benign=False, is_common=True
+    ),
 }
 SPREAD = "spread"
 
