@@ -126,6 +126,35 @@ def test_the_start_of_the_loss_stays_when_steps_go_back():
     assert loss.start == 4.0
 
 
+@pytest.mark.parametrize("every", [1, 10, 500])
+def test_a_loss_that_is_not_logged_any_more_is_not_known(every):
+    loss, last = Loss(), (2001 // every) * every - 1
+    for step in range(10_000):
+        is_logged = step <= 2000 and step % every == every - 1
+        loss.add(step, 4.0 - 0.001 * step if is_logged else None)
+        assert loss.is_known == (every - 1 <= step <= last + max(100, 4 * every))
+    assert loss.falls == 0.0
+
+
+def test_what_is_lost_is_told_as_it_is_however_little_there_was():
+    loss = Loss()
+    for step in range(200):
+        loss.add(step, 1.0 if step < 5 else 0.9)
+    for step in range(200, 400):
+        loss.add(step, 0.95)
+    assert loss.lost == pytest.approx(0.05 / 0.25, abs=0.01)
+    assert loss.lost_of_gain == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_run_that_goes_back_goes_on_by_its_own_clock():
+    history = History(AT)
+    steps = [*range(1000, 1050), *range(900, 1000)]
+    for at, step in enumerate(steps):
+        history.observe(step, heads(CALM), 4.0 - 0.005 * at)
+        if at >= 20:
+            assert history.loss.falls == pytest.approx(0.05 / 4.0, rel=0.05)
+
+
 # ---------------------------------------------------------------- trends
 
 
@@ -155,6 +184,16 @@ def test_scores_that_are_not_there_do_not_bend_the_line():
     for step in range(40):
         trend.add(step, np.array([math.nan if step % 4 == 1 else 2 ** (step / 10)]))
     assert trend.steps_until(1000.0)[0] == pytest.approx(10 * math.log2(1000) - 39, abs=2)
+
+
+@pytest.mark.parametrize("grown", [lambda step: min(step / 30, 1.0), lambda step: step >= 30])
+def test_scores_that_have_stopped_growing_are_soon_told_no_more(grown):
+    trend = Trend(1)
+    for step in range(120):
+        trend.add(step, np.array([200 ** float(grown(step))]))
+        steps = trend.steps_until(1000.0)[0]
+        assert steps > 1 or step <= 33
+    assert steps == math.inf
 
 
 def test_a_few_records_make_no_trend():

@@ -477,6 +477,18 @@ def test_it_is_said_that_a_loss_never_was_a_number(caplog, loss):
     assert "loss" not in watch.summary().splitlines()[-1]
 
 
+def test_it_is_said_that_the_loss_is_not_logged_any_more(caplog):
+    said = "No loss was logged lately: alarms are surer with watch.log(loss=loss) at every step."
+
+    def at_first(watch, step):
+        if step < 30:
+            watch.log(loss=1.0)
+
+    with caplog.at_level(logging.INFO, "levelhead"):
+        watch, _ = train(150, before=at_first)
+    assert watch.summary().splitlines()[-1] == said and messages(caplog) == [said]
+
+
 def test_inference_needs_no_loss():
     model = Stack()
     with levelhead.torch.watch(model) as watch, torch.no_grad():

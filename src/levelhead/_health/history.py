@@ -78,7 +78,7 @@ class History:
         passed = 1 if self._last is None else max(step - self._last, 1)
         self._clock += 0 if self._last is None else passed
         self._last = step
-        self.loss.add(step, loss)
+        self.loss.add(self._clock, loss)
         if not heads.count:
             return
         found = [*self._heads(heads), *self._growth(step, heads)]
@@ -154,7 +154,7 @@ class History:
             return "the loss is no number any more"
         if self.loss.now > self.loss.start:
             return "the loss is higher than at the start"
-        return f"the loss has lost {self.loss.lost:.0%} of what it had gained"
+        return f"the loss has lost {self.loss.lost_of_gain:.0%} of what it had gained"
 
     def _flat(self, heads: Heads, judged: Flags) -> list[Finding]:
         """Heads that choose nothing, while the scale is too small and the loss stands still."""

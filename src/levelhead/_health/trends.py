@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,25 +27,39 @@ class Loss:
 
     def __init__(self) -> None:
         self.start = self.now = self.best = self._before = self._long = math.nan
-        self._first: int | None = None  # step
-        self._last = 0
-        self._broken = 0  # steps since it was a number
+        self._first: float | None = None  # step
+        self._last = 0.0
+        self._broken = 0.0  # steps since it was a number
+        self._heard, self._gap, self._time = math.nan, 0.0, 0.0  # last logged, how often, and now
         self._starts = (0.0, 0)  # sum and number of the first values
         self._starting = True
 
     @property
     def is_known(self) -> bool:
-        return not math.isnan(self.now)
+        """Whether it was a number, and is logged still."""
+        return not math.isnan(self.now) and not self.is_silent
+
+    @property
+    def was_logged(self) -> bool:
+        return not math.isnan(self._heard)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it was logged, but not for 100 steps, or four times as long as before."""
+        return self._time - self._heard > max(_LONG, RECORDS * self._gap)
 
     @property
     def is_broken(self) -> bool:
         """Whether it was a number, and has been none for a while: a single one may be skipped."""
         return self.is_known and self._broken >= STEPS
 
-    def add(self, step: int, value: float | None) -> None:
+    def add(self, step: float, value: float | None) -> None:
         """The mean loss since the last record. What is no number moves nothing."""
+        self._time = step
         if value is None:
             return
+        self._gap = step if math.isnan(self._heard) else step - self._heard
+        self._heard = step
         if not math.isfinite(value):
             self._broken = step - self._last
             return
@@ -74,7 +89,7 @@ class Loss:
     @property
     def falls(self) -> float:
         """How much of the first loss it loses, lately, in 10 steps; less than 0 if it rises."""
-        if self._first is None:
+        if self._first is None or self.is_silent:
             return 0.0
         # The averages lag behind a steady fall, each as far as it can after so few steps.
         passed = self._last - self._first
@@ -101,11 +116,21 @@ class Loss:
 
     @property
     def lost(self) -> float:
-        """The share of what had been gained that was lost again; infinite if it is no number."""
+        """The share of what had been gained that was lost again; infinite if it is no number.
+
+        A gain of less than a quarter of the first loss counts as that quarter.
+        """
+        return self._lost(at_least=_GAINED * abs(self.start))
+
+    @property
+    def lost_of_gain(self) -> float:
+        """The same, however little had been gained."""
+        return self._lost(at_least=0.0)
+
+    def _lost(self, at_least: float) -> float:
         if self.is_broken:
             return math.inf
-        gained = self.start - self.best
-        return (self.now - self.best) / max(gained, _GAINED * abs(self.start), 1e-12)
+        return (self.now - self.best) / max(self.start - self.best, at_least, 1e-12)
 
 
 class Drift:
@@ -162,12 +187,18 @@ class Trend:
         # was, and how many there are.
         self._sums, self._last = np.zeros((6, heads)), np.zeros(heads)
         self._records = np.zeros(heads, np.int64)
+        self._newest = np.zeros(heads)  # logarithm
+
+    @property
+    def _kept(self) -> tuple[NDArray[Any], ...]:
+        """All that is kept, by head."""
+        return self._sums, self._last, self._records, self._newest
 
     def add(self, now: float, largest: Floats, where: Where = ALL) -> None:
         """Take in a record at a time, in steps."""
         n, t, tt, y, ty, yy = self._sums[:, where]
         passed = np.where(self._sums[0, where] > 0, now - self._last[where], 0.0)
-        kept = np.exp(-passed / np.maximum(LATELY, RECORDS * passed))
+        kept = np.exp(-passed / np.maximum(BEFORE, RECORDS * passed))
         # Earlier records lie further back now.
         t, tt, ty = t - passed * n, tt - 2 * passed * t + passed**2 * n, ty - passed * y
         logs = np.log(np.maximum(largest, 1e-30))
@@ -178,6 +209,7 @@ class Trend:
         sums[5] += np.where(known, logs * logs, 0.0)
         self._sums[:, where], self._last[where] = sums, now
         self._records[where] += known
+        self._newest[where] = np.where(known, logs, self._newest[where])
 
     def steps_until(self, limit: float, where: Where = ALL) -> Floats:
         """How many steps from now each head reaches a score of `limit`; infinity for never.
@@ -188,8 +220,7 @@ class Trend:
         with np.errstate(divide="ignore", invalid="ignore"):
             spread = tt - t * t / n
             slope = (ty - t * y / n) / spread
-            level = y / n - slope * t / n
-            steps = (math.log(limit) - level) / slope
+            steps = (math.log(limit) - self._newest[where]) / slope
             scatter = (yy - y * y / n - slope * slope * spread).clip(0) / np.maximum(n - 2, 0.5)
             error = np.sqrt(scatter / spread)
         growing = (slope > _CLEAR * error) & (self._records[where] >= RECORDS)
@@ -214,7 +245,7 @@ class Trends(Trend):
 
     def _take_in(self, layers: Mapping[str, slice]) -> None:
         """Layers that are new, or have other heads than before, begin anew."""
-        before, past = self._places, (self._sums, self._last, self._records)
+        before, past = self._places, self._kept
         sizes = {name: size(place) for name, place in {**before, **layers}.items()}
         ends = np.cumsum([*sizes.values()]).tolist()
         self._places = {
@@ -224,7 +255,7 @@ class Trends(Trend):
         super().__init__(ends[-1])
         for name, place in before.items():
             if sizes[name] == size(place):
-                for new, old in zip((self._sums, self._last, self._records), past, strict=True):
+                for new, old in zip(self._kept, past, strict=True):
                     new[..., self._places[name]] = old[..., place]
 
 

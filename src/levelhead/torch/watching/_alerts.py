@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from ..._health import Finding, History, Judgement, Thresholds
 from ..._health.findings import HEAD, worst_first
 from ..._health.judge import Heads
+from ..._health.trends import Loss
 from ..._health.verdicts import LEVELS, SHARP
 from ..._records import TRAINING, Alert, StepRecord
 
@@ -39,6 +40,10 @@ class Alerts:
     @property
     def course(self) -> tuple[Finding, ...]:
         return self._history.findings
+
+    @property
+    def loss(self) -> Loss:
+        return self._history.loss
 
     def judge(self, record: StepRecord, loss: float | None = None) -> StepRecord:
         """A recorded step with its course, its verdicts and its alerts."""

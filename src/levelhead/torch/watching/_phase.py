@@ -9,6 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from ..._health import Finding, GradHealth, Health, Thresholds
+from ..._health.trends import Loss
 from ..._records import Alert, StepRecord
 from ...scaling import ScaleInUse, in_use
 from ._accumulator import Accumulator, Statistics
@@ -86,6 +87,11 @@ class Phase:
     def course(self) -> tuple[Finding, ...]:
         """What the course of the phase says now."""
         return self._alerts.course
+
+    @property
+    def loss(self) -> Loss:
+        """The course of the loss."""
+        return self._alerts.loss
 
     def add_call(self, layer: str, call: Call, width: int) -> None:
         """width: of the model."""

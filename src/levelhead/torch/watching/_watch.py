@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ _HISTORY = 400_000  # heads' statistics kept for a report: some 80 MB
 _PATIENCE = 20  # recorded steps of training before it is said that nothing was logged
 _NO_LOSS = "No loss was logged: alarms are surer with watch.log(loss=loss) at every step."
 _NO_NUMBER = "The loss that was logged was never a finite number: alarms are less sure without it."
+_SILENT = "No loss was logged lately: alarms are surer with watch.log(loss=loss) at every step."
 
 _NOTHING_SEEN = """\
 levelhead.torch.watch saw no attention call, so it knows nothing of this model. Check that
@@ -122,7 +122,7 @@ class watch:
         self._newest: StepRecord | None = None
         self._stride = 1  # of the history, which thins out as it grows
         self._trained = 0  # recorded steps
-        self._lacks = _NO_LOSS  # "" once a loss was a finite number
+        self._lacked = ""  # of the loss, when it was last looked at
         self._told_off = False
         self._shown: tuple[Any, Any] | None = None  # the cell of a notebook, and what it shows
 
@@ -186,8 +186,17 @@ class watch:
 
     def _notes(self) -> list[str]:
         """What its numbers do not say: which attention is missing, and whether the loss is."""
-        lacking = [self._lacks] if self._lacks and self._trained >= _PATIENCE else []
-        return [*missing_calls(self.not_understood), *lacking]
+        lacking = self._lacks()
+        return [*missing_calls(self.not_understood), *([lacking] if lacking else [])]
+
+    def _lacks(self) -> str:
+        """What is amiss with the loss that is logged, in words; "" if nothing is."""
+        loss = self._steps.training.loss
+        if self._trained < _PATIENCE or loss.is_known:
+            return ""
+        if not loss.was_logged:
+            return _NO_LOSS
+        return _SILENT if loss.is_silent else _NO_NUMBER
 
     def show(self) -> None:
         """Show how the model is: drawn in a notebook, printed anywhere else.
@@ -314,12 +323,11 @@ class watch:
     def _hand_on(self, record: StepRecord) -> None:
         self._remember(record)
         self._trained += record.phase == TRAINING
-        if self._lacks and "loss" in record.means:
-            self._lacks = "" if math.isfinite(record.means["loss"]) else _NO_NUMBER
         if not self._ranks.is_first:
             return
-        if self._trained == _PATIENCE and self._lacks:
-            _log.info("%s", self._lacks)
+        before, self._lacked = self._lacked, self._lacks()
+        if self._lacked and self._lacked != before:
+            _log.info("%s", self._lacked)
         for sink in (*self._own, *self._sinks):
             self._call(sink, sink, record.step, record)
         for alert in record.alerts:
