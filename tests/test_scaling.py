@@ -95,6 +95,7 @@ def test_of_rules_that_coincide_the_first_is_named(scale, d_k, d_model, rule):
 def test_another_scale_is_told_beside_the_standard():
     assert in_use(0.043, 32, 384).words == "0.043, which is 0.24 of 1/√d_k"
     assert in_use(10, 64, 512).words == "10, which is 80 times 1/√d_k"
+    assert in_use(300, 1, 1).words == "300, which is 300 times 1/√d_k"
 
 
 @pytest.mark.parametrize("scale", [None, math.nan, math.inf])

@@ -100,11 +100,12 @@ def test_heads_that_change_in_number_are_kept_apart():
 
     model = Turns()
     with levelhead.torch.watch(model) as seen, torch.no_grad():
-        for heads in (4, 2, 4, 2):
+        for heads in (4, 2, 4, 2, 1):
             model(X, heads)
     assert {name: health.shape for name, health in seen.health.items()} == {
         "": (4,),
         "(2 heads)": (2,),
+        "(1 head)": (1,),
     }
     assert (seen.health["(2 heads)"].rows == 2 * 26).all()
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ._health.numbers import rough
+
 ScaleRule = Callable[[int, int | None], float]
 
 
@@ -111,11 +113,11 @@ class ScaleInUse(NamedTuple):
     @property
     def words(self) -> str:
         """The rule as people write it, or the number and how it stands to 1/√d_k."""
-        if self.rule == UNKNOWN:
+        if self.rule == UNKNOWN or self.scale is None:
             return "not known"
         if self.rule == OTHER:
             times = "of" if abs(self.factor) < 1 else "times"
-            return f"{self.scale:.2g}, which is {self.factor:.2g} {times} 1/√d_k"
+            return f"{rough(self.scale)}, which is {rough(self.factor)} {times} 1/√d_k"
         return FORMULAS[self.rule]
 
 

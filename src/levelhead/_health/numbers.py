@@ -21,6 +21,15 @@ def number(value: float, form: str = "") -> str:
     return format(float(value), form or (",.0f" if abs(value) >= 1_000 else ".4g"))
 
 
+def rough(value: float) -> str:
+    """A number of which two digits say enough; a large one is written out.
+
+    >>> rough(0.2433), rough(300), rough(12345.6)
+    ('0.24', '300', '12,346')
+    """
+    return number(value, ".2g" if abs(value) < 99.5 else ",.0f")
+
+
 class Spoken(float):
     """A number that stands in a formatted sentence as `number` writes it.
 

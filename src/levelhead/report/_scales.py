@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._health.describe import plural
+from .._health.numbers import rough
 from ..checkup._what_if import IN_USE, scale_words, with_scale
 from ..scaling import UNKNOWN
 from ._names import short_names
@@ -41,7 +42,7 @@ def in_use(result: Result) -> Iterator[str]:
         yield f"Scale: {words}{f' in all {many} layers' if many > 1 else ''}."
     elif len(places) > _FEW:
         scales = [layer["scale"] for layer in result["layers"] if layer["scale"] is not None]
-        ends = f"from {min(scales):.2g} to {max(scales):.2g}"
+        ends = f"from {rough(min(scales))} to {rough(max(scales))}"
         yield f"Scale: {len(places)} different ones in {len(names)} layers, {ends}."
     else:
         parts = (

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._health import GradHealth, Health
+from ..._health.describe import plural
 from ..._health.statistics import Floats
 from ..._records import StepRecord
 from ...scaling import ScaleInUse, in_use
@@ -74,7 +75,7 @@ class Layout:
 
     def _name(self, shard: int, layer: str, heads: int) -> str:
         first = self._first.setdefault((shard, layer), heads)
-        return layer if heads == first else f"{layer} ({heads} heads)".strip()
+        return layer if heads == first else f"{layer} ({plural(heads, 'head')})".strip()
 
     def reduce(self, record: StepRecord, total: Reduce, largest: Reduce) -> StepRecord:
         """The record of all ranks, from that of this one.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..._health.describe import plural
 from ..._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
 from ._attribution import ModuleNames
 from ._calls import Call
@@ -336,4 +337,4 @@ class Steps:
         """The layer that a call belongs to. Calls of one module with other heads are kept apart."""
         heads = call.shape[1]
         known = self._heads.setdefault(call.module, heads)
-        return call.module if known == heads else f"{call.module} ({heads} heads)".strip()
+        return call.module if known == heads else f"{call.module} ({plural(heads, 'head')})".strip()
