@@ -77,6 +77,8 @@ def test_no_warning_when_all_is_well():
         ({"every": 1.5}, ValueError, "every: expected an integer of at least 1, got 1.5"),
         ({"every": True}, ValueError, "every: expected an integer of at least 1, got True"),
         ({"thresholds": {"explode": 3}}, TypeError, "unknown threshold 'explode'; there are: "),
+        ({"thresholds": {"sink": None}}, TypeError, "threshold sink: expected a number, got None"),
+        ({"thresholds": {"sink": np.nan}}, ValueError, "threshold sink: expected a finite num"),
     ],
 )
 def test_wrong_options(options, error, said):

@@ -5,9 +5,13 @@ Whoever names, colours, counts or explains a verdict reads it here. `judge` appl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
+
+from .._hints import shown
+from .._options import number
 
 LEVELS = ("critical", "error", "warning", "info", "ok")  # worst first
 MARKS = dict(zip(LEVELS, "#E!-.", strict=True))  # of a head in a summary
@@ -149,19 +153,26 @@ class Thresholds:
     )
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:
-        """A copy with some thresholds changed."""
+        """A copy with some thresholds changed; each must be a finite number."""
         if not changes:
             return self
         names = [each.name for each in fields(self)]
         if unknown := sorted(set(changes) - set(names)):
             raise TypeError(f"unknown threshold {unknown[0]!r}; there are: {', '.join(names)}")
-        return replace(self, **changes)
+        return replace(self, **{name: _finite(name, value) for name, value in changes.items()})
 
     @classmethod
     def stored(cls, values: Mapping[str, float]) -> Thresholds:
         """Those of a file; names that this version does not have are left out."""
         names = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in names})
+
+
+def _finite(name: str, value: Any) -> float:
+    found = number(f"threshold {name}", value)
+    if not math.isfinite(found):
+        raise ValueError(f"threshold {name}: expected a finite number, got {shown(value)}")
+    return found
 
 
 class Limit(NamedTuple):

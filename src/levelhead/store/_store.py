@@ -200,7 +200,7 @@ class Store(Sink):
 
     def _write(self, record: StepRecord) -> None:
         layers = dict(self._layers)
-        thresholds = json.dumps(asdict(Thresholds().changed(record.thresholds)), default=float)
+        thresholds = json.dumps(asdict(Thresholds().changed(record.thresholds)))
         write = self._connection.executemany
         with transaction(self._connection):
             if thresholds != self._thresholds:
