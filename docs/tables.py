@@ -13,7 +13,7 @@ from pathlib import Path
 
 import levelhead as lh
 from levelhead._health.statistics import statistics_of
-from levelhead._health.verdicts import MODEL_VERDICTS, VERDICTS, Limit, ranked
+from levelhead._health.verdicts import MODEL_VERDICTS, VERDICTS, Limit, Rule, ranked
 
 HERE = Path(__file__).parent
 
@@ -68,11 +68,19 @@ def meanings() -> str:
     return table(*rows)
 
 
+def levels(rule: Rule) -> str:
+    """The levels that a head's verdict can have, the mildest first, and where the others begin."""
+    mildest, *worse = reversed(rule.cases)
+    begin = [f"{case.level} from {case.limits[0].at(lh.Thresholds()):,g}" for case in worse]
+    return ", ".join([mildest.level, *begin])
+
+
 def course() -> str:
     """What many heads at once can mean, over time."""
     rows = [("finding", "level", "what it means", "what to do")]
-    for name in ("nonfinite", "exploding"):
-        rows.append((f"[`{name}`](#{name})", "error", VERDICTS[name].meaning, VERDICTS[name].hint))
+    for name, foretold in (("nonfinite", ""), ("exploding", "warning as a forecast, ")):
+        each, level = VERDICTS[name], foretold + levels(VERDICTS[name])
+        rows.append((f"[`{name}`](#{name})", level, each.meaning, each.hint))
     for name, each in MODEL_VERDICTS.items():
         level = "info" if name == "flat" else each.level
         rows.append((f"[`{name}`](#{name})", level, each.meaning, each.hint))

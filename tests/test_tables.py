@@ -183,6 +183,14 @@ def test_the_tables_of_the_docs_are_those_of_the_code():
         assert read(f"docs/{page}") == tables.filled(page), "run: python docs/tables.py"
 
 
+@pytest.mark.parametrize("name", ["nonfinite", "exploding"])
+def test_every_level_of_an_alarm_is_in_the_docs(name):
+    (level,) = re.findall(rf"\| \[`{name}`\]\(#{name}\) \| (.*?) \|", read("docs/verdicts.md"))
+    foretold = {"warning"} if name == "exploding" else set()
+    given = {case.level for case in VERDICTS[name].cases}
+    assert {each for each in LEVELS if each in level} == given | foretold
+
+
 def test_the_docs_list_what_there_is():
     listed = ", ".join(failable())
     assert f"From worst to best: {listed};" in read("docs/checkup.md")
