@@ -20,7 +20,7 @@ from levelhead.lab._threads import one_thread
 from levelhead.lab._transformer import Shape
 from levelhead.report._run_page import run_data
 from levelhead.scaling import in_use
-from levelhead.store import Store, read_run
+from levelhead.store import Run, Store, read_run
 
 TASK = TASKS["recall"]
 X = randn(2, 16, 32)
@@ -160,6 +160,22 @@ def test_a_course_is_written_where_it_changes(tmp_path):
     courses[7] = courses[6]
     assert [run.course_at(step) for step in range(10)] == courses
     assert run.latest()[0].course == ()
+
+
+@pytest.mark.parametrize("place", ["memory", "file"])
+def test_the_newest_record_says_how_things_are_also_after_going_back(tmp_path, place):
+    courses = {0: (), 50: (SHARP,), 20: (SHARP,), 30: (SHARP,)}
+    records = [record(step, course) for step, course in courses.items()]
+    run = Run.from_records(records)
+    if place == "file":
+        with Store(tmp_path / "run.db") as store:
+            for each in records:
+                store(each)
+        run = read_run(tmp_path / "run.db")
+    assert run.latest()[0].course == (SHARP,) and SHARP in run.findings()
+    assert [run.together([at]).course for at in range(4)] == list(courses.values())
+    assert [run.course_at(step) for step in (0, 19, 25, 40, 60)] == [(), (), *[(SHARP,)] * 3]
+    assert run.courses == [(0, ()), (50, (SHARP,))]
 
 
 def test_scales_and_alerts_come_back(tmp_path):

@@ -37,6 +37,7 @@ from ._schema import ALERT_COLUMNS, SUMS, columns_of
 
 Statistics = TypeVar("Statistics", bound=PerHead)
 _Series = tuple[NDArray[np.int64], Floats]
+_Course = tuple[Finding, ...] | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +52,6 @@ class Run:
     alerts: the heads that turned worse
     thresholds: those that its heads were judged with
     scalars: what was logged, by name, the loss first: its steps, and its values
-    courses: (step, what the course of the run said from there on), where it changed
     scales: per layer the scale rule in use
 
     The statistics of a run in a file are read when they are asked for.
@@ -73,11 +73,11 @@ class Run:
     _source: Callable[[str, type[PerHead]], _Series]
     _moment: Callable[[Sequence[int]], Moment]
     path: Path | None = None
-    courses: Sequence[tuple[int, tuple[Finding, ...]]] = ()
     scales: Mapping[str, ScaleInUse] = field(default_factory=dict)
     ranks: int = 1
     arguments: Mapping[str, Any] = field(default_factory=dict)
     start_step: int = 0
+    _courses: Sequence[_Course] = ()  # at each of the steps
     _kept: dict[tuple[str, type[PerHead]], _Series] = field(default_factory=dict)
 
     @classmethod
@@ -118,8 +118,8 @@ class Run:
             ),
             _source=source,
             _moment=partial(moment_of, records),
-            courses=_courses(records),
             scales={name: each for record in records for name, each in record.scales.items()},
+            _courses=_carried_on(record.course for record in records),
         )
 
     def health(self, layer: str) -> list[tuple[int, Health]]:
@@ -162,19 +162,31 @@ class Run:
             if at == step
         }
         steps = [step for step, _ in health.values()]
-        course = self.course_at(max(steps, default=0))
+        course = self._courses[-1] if self._courses else None
         now = {layer: part for layer, (_, part) in health.items()}
         return Evidence(now, gradients, course, self.scales, self.phase == TRAINING), steps
 
     def together(self, places: Sequence[int]) -> Evidence:
         """Some steps together, by their places in `steps`; nothing of them is kept in memory."""
-        course = self.course_at(self.steps[places[-1]])
+        course = self._courses[places[-1]]
         return Evidence(*self._moment(places), course, self.scales, self.phase == TRAINING)
 
+    @property
+    def courses(self) -> list[tuple[int, tuple[Finding, ...]]]:
+        """(step, what the course of the run said from there on), where it changed."""
+        found: list[tuple[int, tuple[Finding, ...]]] = []
+        for step, course in zip(self.steps, self._courses, strict=True):
+            if course is not None and not (found and found[-1][1] == course):
+                found.append((step, course))
+        return found
+
     def course_at(self, step: int) -> tuple[Finding, ...] | None:
-        """What the course of the run said at a step; None if that is not known."""
-        known = [course for at, course in self.courses if at <= step]
-        return known[-1] if known else None
+        """What the course of the run said at a step; None if that is not known.
+
+        Of a step that came twice, as after going back to a checkpoint, the later counts.
+        """
+        known = [(at, place) for place, at in enumerate(self.steps) if at <= step]
+        return self._courses[max(known)[1]] if known else None
 
     def findings(self) -> list[Finding]:
         """What there is to say of the run as it was last, the worst first."""
@@ -214,12 +226,11 @@ def _aligned(kind: type[PerHead], steps: Sequence[tuple[int, Floats]]) -> _Serie
     return np.array([step for step, _ in steps], np.int64), sums
 
 
-def _courses(records: Iterable[StepRecord]) -> list[tuple[int, tuple[Finding, ...]]]:
-    """Where the course changed, and to what."""
-    found: list[tuple[int, tuple[Finding, ...]]] = []
-    for record in records:
-        if record.course is not None and not (found and found[-1][1] == record.course):
-            found.append((record.step, record.course))
+def _carried_on(courses: Iterable[_Course]) -> list[_Course]:
+    """The course at every record: where nothing is said, that of the record before."""
+    found: list[_Course] = []
+    for course in courses:
+        found.append(found[-1] if course is None and found else course)
     return found
 
 
@@ -351,12 +362,11 @@ def read_run(path: FilePath, run: int | str | None = None, phase: str | None = N
         scalars=_by_name((numbers[key], *rest) for key, *rest in scalars if key in numbers),
         _source=partial(_read, path, found["id"], numbers),
         _moment=partial(read_moment, path, found["id"], list(numbers)),
-        courses=[
-            (step, tuple(map(Finding.from_dict, json.loads(course))))
-            for _, step, _, course, _ in steps
-            if course is not None
-        ],
         scales={name: ScaleInUse(*json.loads(used)) for _, name, used in layers if used},
+        _courses=_carried_on(
+            None if course is None else tuple(map(Finding.from_dict, json.loads(course)))
+            for _, _, _, course, _ in steps
+        ),
     )
 
 
