@@ -199,6 +199,30 @@ def test_scales_and_alerts_come_back(tmp_path):
     json.dumps(page, allow_nan=False)
 
 
+def test_the_scale_of_a_layer_is_the_one_in_use_last(tmp_path):
+    path, scales = tmp_path / "run.db", [in_use(scale, 64) for scale in (1.0, 0.5, 1 / 8)]
+    records = [record(step, (), scales={"a": scale}) for step, scale in enumerate(scales)]
+    with Store(path, name="it") as store:
+        for step, scale in enumerate(scales[:2]):
+            store(records[step])
+            assert read_run(path).scales == {"a": scale}
+    with Store(path, name="it", start_step=2) as store:
+        store(record(2, ()))  # nothing is known of it: it stays
+        assert read_run(path).scales == {"a": scales[1]}
+        store(records[2])
+    assert read_run(path).scales == {"a": scales[2]} == Run.from_records(records).scales
+    assert not [each for each in read_run(path).findings() if each.name == "scale"]
+
+
+def test_a_scale_is_written_where_it_changes(tmp_path):
+    with Store(tmp_path / "run.db") as store:
+        written = []
+        store._connection.set_trace_callback(written.append)
+        for step, scale in enumerate((1.0, 1.0, 0.5, 0.5)):
+            store(record(step, (), scales={"a": in_use(scale, 64), "b": in_use(scale, 64)}))
+    assert len([each for each in written if each.startswith("UPDATE layers")]) == 2
+
+
 def test_before_training_everything_is_numbered_back(tmp_path):
     path = tmp_path / "run.db"
     alert = Alert(2, "a", 0, "exploding", "error", "", 2e3, "so", "tame", phase=INFERENCE, since=2)

@@ -52,7 +52,7 @@ class Run:
     alerts: the heads that turned worse
     thresholds: those that its heads were judged with
     scalars: what was logged, by name, the loss first: its steps, and its values
-    scales: per layer the scale rule in use
+    scales: per layer the scale rule in use, at the last step that it took part in
 
     The statistics of a run in a file are read when they are asked for.
     """

@@ -69,7 +69,8 @@ CREATE TABLE IF NOT EXISTS layers (
     id       INTEGER PRIMARY KEY,  -- in order of first sight
     run_id   INTEGER NOT NULL REFERENCES runs,
     name     TEXT NOT NULL,        -- dotted module name; '' is outside any module
-    scale    TEXT,                 -- the scale rule in use, a JSON list: rule, scale, d_k, d_model
+    scale    TEXT,                 -- the scale rule in use at its last step, a JSON list: rule,
+                                   -- scale, d_k, d_model
     UNIQUE (run_id, name)
 );
 

@@ -16,6 +16,7 @@ from .._health.findings import HEAD
 from .._health.verdicts import SHORT
 from .._hints import shown
 from .._records import BEFORE_TRAINING, INFERENCE, TRAINING, StepRecord
+from ..scaling import ScaleInUse
 from ._check import check_record, check_scalars, check_step, count, file_path, text
 from ._open import FilePath, StoreError, advice, opening, transaction
 from ._outage import Outage
@@ -27,7 +28,8 @@ _PATIENCE = 200  # milliseconds that a step waits for another writer
 
 _THRESHOLDS = "UPDATE runs SET thresholds = ? WHERE id = ?"
 _STEP = insert("steps", "run_id", "step", "time", "phase", "course")
-_LAYER = insert("layers", "run_id", "name", "scale")
+_LAYER = insert("layers", "run_id", "name")
+_SCALE = "UPDATE layers SET scale = ? WHERE id = ?"
 _ALERT = insert("alerts", "step_id", "layer_id", *ALERT_COLUMNS)
 _SCALAR = insert("scalar_values", "step_id", "name", "value")
 _LATE_SCALAR = """
@@ -124,6 +126,7 @@ class Store(Sink):
         self._outage = Outage(str(self.path))
         self._thresholds = ""  # as written
         self._course: Said | None = None  # as written
+        self._scales: dict[str, ScaleInUse] = {}  # as written
         self._inferred = False  # the last step written was one of inference
         with opening(self.path) as self._connection, transaction(self._connection):
             self.run = beginning.write(self._connection, self.path)
@@ -214,8 +217,13 @@ class Store(Sink):
             step = self._insert(_STEP, (self.run, *when, course))
             for name in (*record.health, *record.gradients, *(a.layer for a in record.alerts)):
                 if name not in layers:
-                    scale = json.dumps(record.scales[name]) if name in record.scales else None
-                    layers[name] = self._insert(_LAYER, (self.run, name, scale))
+                    layers[name] = self._insert(_LAYER, (self.run, name))
+            scales = (
+                (json.dumps(scale), layers[name])
+                for name, scale in record.scales.items()
+                if name in layers and scale != self._scales.get(name)
+            )
+            write(_SCALE, scales)
             verdicts = {layer: _verdicts(judged) for layer, judged in record.judged.items()}
             heads = (
                 (step, layers[name], head, *verdicts[name][head], *sums)
@@ -234,6 +242,7 @@ class Store(Sink):
             write(_SCALAR, ((step, name, float(v)) for name, v in record.scalars.items()))
         # Only now: a transaction that failed has written none of it.
         self._layers, self._thresholds, self._course = layers, thresholds, said
+        self._scales |= record.scales
         self._inferred = record.phase == INFERENCE
 
     def _mark_as_before_training(self) -> None:
