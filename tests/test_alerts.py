@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_history import AT, CALM, SHARP, heads
 from torch import nn
 from watch_support import Stack, lively, randn
 
@@ -153,6 +154,21 @@ def test_what_has_become_nan_has_not_recovered():
         ("exploding", "ok"),
         ("nonfinite", "ok"),
     ]
+
+
+@pytest.mark.parametrize(("stays", "told"), [(True, ["warning"]), (False, ["warning", "ok"])])
+def test_what_goes_on_as_another_finding_of_its_kind_has_not_recovered(stays, told):
+    """Heads turn sharp and the loss jumps; it comes back, and then stands still."""
+    alerts, found = Alerts("training", AT), []
+    for step in range(180):
+        loss = 4.0 if step < 20 else 2.6 if step < 62 else 4.5 if step < 70 else 2.9
+        # At step 142 the heads are collapsing no more, and the loss has not yet long stood still.
+        is_sharp = step >= 60 and (stays or step < 142)
+        evidence = heads(*[SHARP if is_sharp else CALM] * 4).evidence
+        found += alerts.judge(StepRecord(step, 0.0, evidence.health), loss).alerts
+    assert [alert.level for alert in found] == told
+    assert {alert.verdict for alert in found} == {"collapsing"}
+    assert [finding.name for finding in alerts.course] == ["saturated"] * stays
 
 
 def test_what_an_alert_says(caplog):

@@ -412,6 +412,11 @@ class History:
         """How long it must last: the longer, the less has to happen for it."""
         return 0.0 if finding.scope == HEAD or finding.name == _SUDDEN else self.at.patience
 
+    @property
+    def pending(self) -> list[Finding]:
+        """What is so, and has not lasted long enough to be told."""
+        return [held.finding for held in self._held.values() if not held.is_raised]
+
 
 def _wide(
     heads: Heads,

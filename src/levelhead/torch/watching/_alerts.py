@@ -61,9 +61,12 @@ class Alerts:
             kinds.setdefault(_kind(finding), []).append(finding)
         news = (self._news(record, heads, name, kind) for name, kind in kinds.items())
         alerts = sorted(filter(None, news), key=lambda alert: LEVELS.index(alert.level))
-        # What has become NaN has not recovered.
+        # What has become NaN has not recovered; nor has what goes on in another way.
+        going_on = {_kind(each) for each in self._history.pending if each.is_loud}
         over = (
-            [name for name in self._told if name not in kinds] if "nonfinite" not in kinds else []
+            [name for name in self._told if name not in kinds.keys() | going_on]
+            if "nonfinite" not in kinds
+            else []
         )
         return (*alerts, *(self._recovery(record, name) for name in over))
 
