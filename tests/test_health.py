@@ -574,16 +574,16 @@ def test_thresholds_can_be_changed_by_name():
         health.verdicts(sinc=0.5)
 
 
-@pytest.mark.parametrize("value", [1, np.float32(0.5), np.int64(1), torch.tensor(0.5), True])
-def test_a_threshold_is_any_finite_number(value):
+@pytest.mark.parametrize("value", [1, np.float32(0.5), np.int64(1), torch.tensor(0.5), math.inf])
+def test_a_threshold_is_any_number(value):
     changed = Thresholds().changed({"sink": value})
     assert changed.sink == float(value) and type(changed.sink) is float
 
 
-@pytest.mark.parametrize("value", [None, "0.3", [0.3], 1j, np.nan, math.inf, torch.ones(2)])
-def test_what_is_no_finite_number_is_refused_as_a_threshold(value):
+@pytest.mark.parametrize("value", [None, "0.3", [0.3], 1j, np.nan, torch.ones(2)])
+def test_what_is_no_number_is_refused_as_a_threshold(value):
     health = Health.from_sums([head()])
-    with pytest.raises((TypeError, ValueError), match=r"sink: expected a (finite )?number"):
+    with pytest.raises((TypeError, ValueError), match="sink: expected a number"):
         health.verdicts(sink=value)
 
 

@@ -153,13 +153,13 @@ class Thresholds:
     )
 
     def changed(self, changes: Mapping[str, float]) -> Thresholds:
-        """A copy with some thresholds changed; each must be a finite number."""
+        """A copy with some thresholds changed; infinity switches one off."""
         if not changes:
             return self
         names = [each.name for each in fields(self)]
         if unknown := sorted(set(changes) - set(names)):
             raise TypeError(f"unknown threshold {unknown[0]!r}; there are: {', '.join(names)}")
-        return replace(self, **{name: _finite(name, value) for name, value in changes.items()})
+        return replace(self, **{name: _number(name, value) for name, value in changes.items()})
 
     @classmethod
     def stored(cls, values: Mapping[str, float]) -> Thresholds:
@@ -168,10 +168,10 @@ class Thresholds:
         return cls(**{name: value for name, value in values.items() if name in names})
 
 
-def _finite(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     found = number(f"threshold {name}", value)
-    if not math.isfinite(found):
-        raise ValueError(f"threshold {name}: expected a finite number, got {shown(value)}")
+    if math.isnan(found):
+        raise ValueError(f"threshold {name}: expected a number, got {shown(value)}")
     return found
 
 
