@@ -82,7 +82,7 @@ def course() -> str:
         each, level = VERDICTS[name], foretold + levels(VERDICTS[name])
         rows.append((f"[`{name}`](#{name})", level, each.meaning, each.hint))
     for name, each in MODEL_VERDICTS.items():
-        level = "info" if name == "flat" else each.level
+        level = "info or warning" if name == "flat" else each.level
         rows.append((f"[`{name}`](#{name})", level, each.meaning, each.hint))
     return table(*rows)
 

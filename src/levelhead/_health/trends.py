@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from .statistics import Floats
 
+# Of the study, as the thresholds over time are (docs/verdicts.md).
 STEPS = 10.0  # the loss is averaged over about so many
 BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
 _MOVES, _SETTLED = 0.015, 0.02  # of the first loss: a difference that is no noise; none at all
