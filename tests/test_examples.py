@@ -130,9 +130,9 @@ def test_the_notebook_tells_its_story(executed):
     assert "1 of 8 heads needs attention" in result and "1 of 8 heads needs attention" in unscaled
     assert "head 2: exploding" in unscaled  # without the scale
     for html in (ill, run):  # one drawing for all calls of show() in a cell: the last
-        assert "50 steps recorded, 0 to 98" in html and "no problems found" not in html
+        assert "75 steps recorded, 0 to 148" in html and "no problems found" not in html
     for html in (cured, cured_run):
-        assert "50 steps recorded, 0 to 98" in html and "no problems found" in html
+        assert "75 steps recorded, 0 to 148" in html and "no problems found" in html
 
 
 def test_the_notebook_stores_nothing_of_its_machine(stored):

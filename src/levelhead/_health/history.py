@@ -66,7 +66,8 @@ class History:
     _last: int | None = None
     _clock: float = 0.0  # steps since the first; it goes on when a run goes back to a checkpoint
     _sharp_at_first: bool = False
-    _was_settled: bool = False  # the loss, when heads were last not sharp
+    # Of the model, and of layers, that are sharp: whether the loss had settled when they became so.
+    _was_settled: dict[str | None, bool] = field(default_factory=dict)
     _flat_since: float = math.inf  # by the clock; infinity while they are not
 
     def observe(self, step: int, heads: Heads, loss: float | None = None) -> None:
@@ -103,8 +104,8 @@ class History:
         total, any_sharp = int(judged.sum()), bool(sharp.any())
         if self._clock < STEPS / 2:
             self._sharp_at_first = bool(sharp.sum() > total / 2)
-        if sharp.sum() <= total / 2:
-            self._was_settled = self.loss.is_settled
+        if not any_sharp:
+            self._was_settled.clear()
         known = np.where(judged, entropy, np.nan)
         # None is the whole model; a layer may be called "".
         parts: list[tuple[str | None, slice]] = [(None, ALL), *heads.places.items()]
@@ -118,7 +119,10 @@ class History:
                 continue  # a layer is told only where the model is not
             among, many = judged[place], sharp[place]
             needed = at.most_heads if layer is None else 1.0
-            if among.any() and many.sum() >= needed * among.sum():
+            if many.sum() <= among.sum() / 2:
+                self._was_settled.pop(layer, None)
+            elif many.sum() >= needed * among.sum():
+                self._was_settled.setdefault(layer, self.loss.is_settled)
                 is_new = self._clock >= LATELY and now < lately / 2
                 found += self._sharp(heads, layer, place, among, many, is_new)
         return found or self._running_away(heads, judged) or self._flat(heads, judged)
@@ -231,7 +235,7 @@ class History:
             if not self._sharp_at_first:
                 return []
             name, why = "saturated", "they were so from the start; the loss is not known"
-        elif self._was_settled and loss.lost <= at.lost:
+        elif self._was_settled[layer] and loss.lost <= at.lost:
             return []  # there was nothing more to learn when they turned sharp
         elif self._clock < at.settling:
             return []
@@ -284,6 +288,8 @@ class History:
             return False
         if any(self._is_told(scope, name, layer or "") for name in SHARP):
             return True
+        if self._clock < at.beginning:
+            return False
         if let_through > at.rising or asked < -at.fading or self._asked.in_all < -at.faded:
             return False
         if loss.most_learned >= at.partly:  # perhaps that was all

@@ -100,7 +100,7 @@ class Thresholds:
     sharp_typical: float = _from(
         0.25, "entropy ratio below which a head counts among the sharp ones of a model", _STUDY
     )
-    saturated_typical: float = _from(0.1, "share of saturated rows from which it does", _STUDY)
+    saturated_typical: float = _from(0.2, "share of saturated rows from which it does", _STUDY)
     most_heads: float = _from(0.6, "share of the heads that is most of them", _STUDY)
     learned: float = _from(
         0.6, "share of the first loss that must be gone before heads may be sharp", _STUDY
@@ -108,7 +108,7 @@ class Thresholds:
     begun: float = _from(0.06, "share of it that is gone where there is something to learn", _STUDY)
     partly: float = _from(0.12, "share of it that may be all that there was to learn", _STUDY)
     quickly: float = _from(0.06, "share of it that a model loses in 10 steps if it learns", _STUDY)
-    creeping: float = _from(0.005, "the same of a model that is flat", _STUDY)
+    creeping: float = _from(0.01, "the same of a model that is flat", _STUDY)
     rising: float = _from(
         0.05, "growth of a gradient that is no noise, within some 30 steps", _STUDY
     )
@@ -145,9 +145,12 @@ class Thresholds:
     flat_typical: float = _from(
         0.97, "entropy ratio above which a head counts among the flat ones of a model", _STUDY
     )
-    settling: float = _from(10, "steps in which a loss need not fall yet", _STUDY)
+    settling: float = _from(10, "steps in which sharp heads and growing scores may settle", _STUDY)
+    beginning: float = _from(
+        100, "steps in which the loss of a model with sharp heads need not fall yet", _STUDY
+    )
     patience: float = _from(10, "steps that something must last before it is told", _STUDY)
-    flat_patience: float = _from(150, "steps that a model must be flat before it is told", _STUDY)
+    flat_patience: float = _from(100, "steps that a model must be flat before it is told", _STUDY)
     forecast: float = _from(
         300, "steps ahead within which a head on course to explode is told", _STUDY
     )

@@ -525,6 +525,109 @@ def _overlap(rng: Rng, n: int, words: int = 14, many: int = 8, most: int = 6) ->
     return Batch(said[..., None], answers)
 
 
+def _table(rng: Rng, n: int, side: int = 4, values: int = 9) -> Batch:
+    """The fields of a table in any order; each position names a row and a column, and asks."""
+    fields = side * side
+    field = rng.permuted(np.tile(np.arange(fields), (n, 1)), axis=1)
+    value, asked = rng.integers(values, size=(n, fields)), rng.integers(fields, size=(n, fields))
+    found = np.take_along_axis(value, np.take_along_axis(np.argsort(field, axis=1), asked, 1), 1)
+    channels = [field // side, field % side, value, asked // side, asked % side]
+    return Batch(np.stack(channels, -1), found)
+
+
+def _arrange(rng: Rng, n: int, words: int = 12, many: int = 16) -> Batch:
+    """Every word says which place it should have; each position asks for the word of its own."""
+    said = rng.integers(words, size=(n, many))
+    place = rng.permuted(np.tile(np.arange(many), (n, 1)), axis=1)
+    return Batch(
+        np.stack([said, place], -1), np.take_along_axis(said, np.argsort(place, axis=1), 1)
+    )
+
+
+def _dialects(rng: Rng, n: int, words: int = 9, dialects: int = 4, many: int = 28) -> Batch:
+    """The next word depends on the last one, in each of some dialects in another way."""
+    odds = np.random.default_rng(5).dirichlet(np.full(words, 0.2), size=(dialects, words))
+    spoken = odds.cumsum(-1)[rng.integers(dialects, size=n)]
+    said = np.empty((n, many + 1), np.int64)
+    said[:, 0] = rng.integers(words, size=n)
+    for at in range(many):
+        chances = spoken[np.arange(n), said[:, at], :-1]
+        said[:, at + 1] = (rng.random((n, 1)) > chances).sum(-1)
+    return Batch(said[:, :-1, None], said[:, 1:])
+
+
+def _neighbours(rng: Rng, n: int, words: int = 4, many: int = 20) -> Batch:
+    """Whether the word of a position is said right before or right after it."""
+    said = rng.integers(words, size=(n, many))
+    same = said[:, 1:] == said[:, :-1]
+    answers = np.zeros((n, many), np.int64)
+    answers[:, 1:] |= same
+    answers[:, :-1] |= same
+    return Batch(said[..., None], answers)
+
+
+def _hints(rng: Rng, n: int, words: int = 12, many: int = 22) -> Batch:
+    """What is asked for is drawn from a lot; now and then a position shows it."""
+    answers, said = rng.integers(words, size=(2, n, many))
+    return Batch(np.where(rng.random((n, many)) < 0.2, answers, said)[..., None], answers)
+
+
+def _record(rng: Rng, n: int, words: int = 18, many: int = 20) -> Batch:
+    """Each position asks for the largest word so far."""
+    said = np.minimum(rng.integers(words, size=(n, many)), rng.integers(words, size=(n, many)))
+    return Batch(said[..., None], np.maximum.accumulate(said, axis=1))
+
+
+def _succession(rng: Rng, n: int, names: int = 14, values: int = 9) -> Batch:
+    """Names in any order, each with a value; a position asks for that of the name after its own."""
+    name = rng.permuted(np.tile(np.arange(names), (n, 1)), axis=1)
+    value = rng.integers(values, size=(n, names))
+    of_name = np.take_along_axis(value, np.argsort(name, axis=1), 1)
+    found = np.take_along_axis(of_name, (name + 1) % names, 1)
+    return Batch(np.stack([name, value], -1), found)
+
+
+def _weave(rng: Rng, n: int, words: int = 12, many: int = 20) -> Batch:
+    """Each position asks for the word of another, always the same one."""
+    said = rng.integers(words, size=(n, many))
+    return Batch(said[..., None], said[:, np.random.default_rng(6).permutation(many)])
+
+
+def _moods(rng: Rng, n: int, words: int = 10, moods: int = 4, many: int = 26) -> Batch:
+    """The first word sets the mood, and with it the words that follow each word."""
+    odds = np.random.default_rng(7).dirichlet(np.full(words, 0.15), size=(moods, words))
+    said = np.empty((n, many + 1), np.int64)
+    said[:, 0] = rng.integers(moods, size=n)
+    chances = odds.cumsum(-1)[said[:, 0]]
+    said[:, 1] = rng.integers(words, size=n)
+    for at in range(1, many):
+        follows = chances[np.arange(n), said[:, at], :-1]
+        said[:, at + 1] = (rng.random((n, 1)) > follows).sum(-1)
+    answers = said[:, 1:].copy()
+    answers[:, 0] = -1
+    return Batch(said[:, :-1, None], answers)
+
+
+def _member(rng: Rng, n: int, words: int = 24, many: int = 18) -> Batch:
+    """Each position asks whether a word is said anywhere."""
+    said, asked = rng.integers(words, size=(2, n, many))
+    found = (asked[:, :, None] == said[:, None]).any(-1)
+    return Batch(np.stack([said, asked], -1), found.astype(np.int64))
+
+
+def _loaded(rng: Rng, n: int, words: int = 10, many: int = 24) -> Batch:
+    """Words at random, some of them far more often than others."""
+    odds = 0.6 ** np.arange(words)
+    said = rng.choice(words, size=(n, many + 1), p=odds / odds.sum())
+    return Batch(said[:, :-1, None], said[:, 1:])
+
+
+def _rank(rng: Rng, n: int, words: int = 30, many: int = 18) -> Batch:
+    """Each position asks how many words are smaller than its own."""
+    said = rng.integers(words, size=(n, many))
+    return Batch(said[..., None], (said[:, :, None] > said[:, None]).sum(-1))
+
+
 TASKS: dict[str, Task] = {
     "recall": Task("looking up", (16, 9), 24, 8, True, _recall),
     "copy": Task("copying", (13,), 28, 12, True, _again),
@@ -579,7 +682,22 @@ TASKS: dict[str, Task] = {
     "heaviest": Task("classification", (10, 16), 16, 10, False, _heaviest),
     "walk": Task("noise", (12,), 24, 12, True, _walk),
     "overlap": Task("counting", (14,), 16, 7, False, _overlap),
+    "table": Task("looking up", (4, 4, 9, 4, 4), 16, 9, False, _table),
+    "arrange": Task("copying", (12, 16), 16, 12, False, _arrange),
+    "dialects": Task("language", (9,), 28, 9, True, _dialects),
+    "neighbours": Task("classification", (4,), 20, 2, False, _neighbours),
+    "hints": Task("noise", (12,), 22, 12, True, _hints),
+    "record": Task("counting", (18,), 20, 18, True, _record),
+    "succession": Task("looking up", (14, 9), 14, 9, False, _succession),
+    "weave": Task("copying", (12,), 20, 12, False, _weave),
+    "moods": Task("language", (10,), 26, 10, True, _moods),
+    "member": Task("classification", (24, 24), 18, 2, False, _member),
+    "loaded": Task("noise", (10,), 24, 10, True, _loaded),
+    "rank": Task("counting", (30,), 18, 18, False, _rank),
 }
 
 # The verdicts were tuned on the others.
-HELD_OUT = ("pairs", "chorus", "progression", "heaviest", "walk", "overlap")
+HELD_OUT = (
+    *("table", "arrange", "dialects", "neighbours", "hints", "record"),
+    *("succession", "weave", "moods", "member", "loaded", "rank"),
+)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from ..scaling import scale_rule
 from ..torch import attention
 
+_FAR = 16  # all distances beyond it count as the same
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -26,7 +28,8 @@ class Shape:
              "swin" has LayerNorm at the end of each part, inside the residual, as in Swin v2;
              "cait" is "pre" with a learned factor on every channel of a part, 0.1 at first, as in
              CaiT and DINOv2; "deepnet" is "post" with a residual that counts (2·depth)^¼ times, as
-             in DeepNet
+             in DeepNet; "t5" is RMSNorm before each part, and a learned bias on the scores for each
+             head and distance, as in T5
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys
@@ -65,6 +68,7 @@ class Attention(nn.Module):
         self.value = _linear(shape.width, shape.width // shared, "unit")
         self.out = _linear(shape.width, shape.width, "unit")
         self.norms = nn.ModuleList(nn.RMSNorm(shape.d_k) for _ in range(2 * shape.qk_norm))
+        self.bias = nn.Embedding(2 * _FAR + 1, shape.heads) if shape.norm == "t5" else None
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, length, width) → the same."""
@@ -79,13 +83,22 @@ class Attention(nn.Module):
             query, key = rotated(query), rotated(key)
         attended: Tensor = attention(
             *(query, key, value),
-            mask=distances(*query.shape[1:3]) if self.shape.norm == "alibi" else None,
+            mask=self._bias(*query.shape[1:3]),
             causal=self.shape.causal,
             scale=self.scale,
             softcap=self.shape.softcap,
         )
         out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))
         return out
+
+    def _bias(self, heads: int, length: int) -> Tensor | None:
+        """What the architecture adds to the scores."""
+        if self.bias is not None:
+            places = torch.arange(length)
+            apart = (places - places[:, None]).clamp(-_FAR, _FAR) + _FAR
+            bias: Tensor = self.bias(apart).movedim(-1, 0)
+            return bias
+        return distances(heads, length) if self.shape.norm == "alibi" else None
 
     @torch.no_grad()
     def clip(self, largest: Tensor, limit: float) -> None:
@@ -150,13 +163,16 @@ class Block(nn.Module):
                 nn.Linear(2 * shape.width, shape.width),
             )
         )
-        norm = nn.RMSNorm if gated else nn.LayerNorm
+        norm = {"rms": nn.RMSNorm, "t5": nn.RMSNorm, "rezero": nn.Identity}.get(
+            shape.norm, nn.LayerNorm
+        )
         self.norms = nn.ModuleList(norm(shape.width) for _ in range(2))
         self.after = nn.ModuleList(
             nn.LayerNorm(shape.width) for _ in range(2 * (shape.norm == "sandwich"))
         )
+        first = {"cait": torch.full((shape.width,), 0.1), "rezero": torch.zeros(1)}.get(shape.norm)
         self.factors = nn.ParameterList(
-            nn.Parameter(torch.full((shape.width,), 0.1)) for _ in range(2 * (shape.norm == "cait"))
+            nn.Parameter(first.clone()) for _ in range(2) if first is not None
         )
         self.residual = (2 * shape.depth) ** 0.25 if shape.norm == "deepnet" else 1.0
         self.drop = nn.Dropout(shape.dropout)
@@ -174,9 +190,9 @@ class Block(nn.Module):
                 x = x + self.drop(self.after[place](part(norm(x))))
             elif self.norm == "swin":
                 x = x + self.drop(norm(part(x)))
-            elif self.norm == "cait":
+            elif self.norm in ("cait", "rezero"):
                 x = x + self.drop(self.factors[place] * part(norm(x)))
-            elif self.norm in ("pre", "rms", "alibi"):
+            elif self.norm in ("pre", "rms", "alibi", "t5"):
                 x = x + self.drop(part(norm(x)))
             else:
                 x = self.residual * x + self.drop(part(x))
