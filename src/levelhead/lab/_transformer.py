@@ -29,7 +29,8 @@ class Shape:
              "cait" is "pre" with a learned factor on every channel of a part, 0.1 at first, as in
              CaiT and DINOv2; "deepnet" is "post" with a residual that counts (2·depth)^¼ times, as
              in DeepNet; "t5" is RMSNorm before each part, and a learned bias on the scores for each
-             head and distance, as in T5
+             head and distance, as in T5; "rezero" has no norm, and a learned factor on every part,
+             0 at first, as in ReZero
     weights: initial weights of queries and keys: "unit" (their entries then have variance 1, as
              claim 2 assumes), "linear" (nn.Linear's own) or "small" (normal, 0.02, as in GPT-2)
     qk_norm: RMSNorm with a learned weight over queries and over keys

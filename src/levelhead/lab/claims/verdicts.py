@@ -116,7 +116,7 @@ GROUPS["full"] = (
 )
 STEPS = {"tiny": 12, "quick": 60, "full": 400}
 # How many trainings a full run makes: all settings, and those that find causes.
-PIECES = {"full": sum(len(tasks) * count for _, tasks, count, *_ in GROUPS["full"]) + 200}
+PIECES = {"full": sum(len(tasks) * count for _, tasks, count, *_ in GROUPS["full"]) + 500}
 EVERY, RARER = 1, (10, 50)  # steps between records: what a watch does by itself, and others
 COMPARED = 10  # the same, where alarms of several kinds are compared
 FALSE, RECALL, LEAD = 0.05, 0.9, 30  # what the claim means
