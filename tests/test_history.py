@@ -594,6 +594,15 @@ def test_a_loss_that_is_no_number_is_no_loss(loss):
     assert found[-1] == [("model", "saturated", "warning")]
 
 
+def test_a_loss_that_fell_while_it_was_logged_excuses_nothing_for_ever():
+    def falls(step):
+        return 4.0 - 0.02 * step if step < 30 else None
+
+    found = course(History(AT), range(200), heads(*[SHARP] * 4), falls)
+    assert 130 <= first(found) <= 131 + AT.patience
+    assert found[-1] == [("model", "saturated", "warning")]
+
+
 def test_a_model_that_does_not_train_is_not_judged_by_its_learning():
     assert first(course(History(AT, trains=False), range(50), heads(*[SHARP] * 4))) is None
     exploding = heads({"score_max": 2e3})

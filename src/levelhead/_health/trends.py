@@ -16,7 +16,7 @@ STEPS = 10.0  # the loss is averaged over about so many
 BEFORE, LATELY, _LONG = 20.0, 40.0, 100.0  # steps, for what was so just before, lately, for long
 _MOVES, _SETTLED = 0.015, 0.02  # of the first loss: a difference that is no noise; none at all
 _GAINED = 0.25  # of the first loss: what is lost again is measured by no less
-RECORDS = 4.0  # a trend takes so many, or 40 steps, whichever is longer
+RECORDS = 4.0  # a trend takes so many where they are rarer than that
 _CLEAR = 3.0  # standard errors: a change, or a slope, that is no noise
 
 Where = slice | NDArray[np.int64]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ._corpus import LENGTH, WORDS, stories
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Rng = np.random.Generator
 
 
@@ -95,14 +96,23 @@ def _noise(rng: Rng, n: int, words: int = 16, many: int = 24) -> Batch:
     return Batch(rng.integers(words, size=(n, many, 1)), rng.integers(words, size=(n, many)))
 
 
+def _spoken(rng: Rng, first: Ints, many: int, odds: Callable[[Ints], Floats]) -> Ints:
+    """The first words, (n, some), and those that follow, many + 1 in all.
+
+    odds: those of the next word, summed up, (n, words), of all that is said so far
+    """
+    said = first
+    while said.shape[1] <= many:
+        follows = (rng.random((len(said), 1)) > odds(said)[:, :-1]).sum(-1, keepdims=True)
+        said = np.concatenate([said, follows], 1)
+    return said
+
+
 def _markov(rng: Rng, n: int, words: int = 6, many: int = 32) -> Batch:
     """Each sequence has likely transitions of its own, to be learned while it is read."""
     odds = rng.dirichlet(np.full(words, 0.25), size=(n, words)).cumsum(-1)
-    said = np.empty((n, many + 1), np.int64)
-    said[:, 0] = rng.integers(words, size=n)
-    for at in range(many):
-        chances = odds[np.arange(n), said[:, at]]
-        said[:, at + 1] = (rng.random((n, 1)) > chances[:, :-1]).sum(-1)
+    first = rng.integers(words, size=(n, 1))
+    said = _spoken(rng, first, many, lambda said: odds[np.arange(n), said[:, -1]])
     return Batch(said[:, :-1, None], said[:, 1:])
 
 
@@ -245,10 +255,8 @@ def _sum(rng: Rng, n: int, base: int = 6, many: int = 16) -> Batch:
 def _chain(rng: Rng, n: int, words: int = 20, many: int = 24) -> Batch:
     """The next word depends on the last one alone: attention is not needed."""
     odds = np.random.default_rng(0).dirichlet(np.full(words, 0.3), size=words).cumsum(-1)
-    said = np.empty((n, many + 1), np.int64)
-    said[:, 0] = rng.integers(words, size=n)
-    for at in range(many):
-        said[:, at + 1] = (rng.random((n, 1)) > odds[said[:, at], :-1]).sum(-1)
+    first = rng.integers(words, size=(n, 1))
+    said = _spoken(rng, first, many, lambda said: odds[said[:, -1]])
     return Batch(said[:, :-1, None], said[:, 1:])
 
 
@@ -283,11 +291,8 @@ def _trigram(rng: Rng, n: int, words: int = 8, many: int = 28) -> Batch:
     fixed = np.random.default_rng(1)
     pairs = fixed.dirichlet(np.full(words, 0.15), size=(words, words))
     odds = (pairs + fixed.dirichlet(np.full(words, 0.15), size=words)).cumsum(-1) / 2
-    said = np.empty((n, many + 1), np.int64)
-    said[:, :2] = rng.integers(words, size=(n, 2))
-    for at in range(1, many):
-        chances = odds[said[:, at - 1], said[:, at], :-1]
-        said[:, at + 1] = (rng.random((n, 1)) > chances).sum(-1)
+    first = rng.integers(words, size=(n, 2))
+    said = _spoken(rng, first, many, lambda said: odds[said[:, -2], said[:, -1]])
     return Batch(said[:, :-1, None], said[:, 1:])
 
 
@@ -398,10 +403,8 @@ def _rotate(rng: Rng, n: int, words: int = 12, many: int = 18, most: int = 6) ->
 def _skip(rng: Rng, n: int, words: int = 10, many: int = 28) -> Batch:
     """The next word depends on the one before the last."""
     odds = np.random.default_rng(3).dirichlet(np.full(words, 0.15), size=words).cumsum(-1)
-    said = np.empty((n, many + 1), np.int64)
-    said[:, :2] = rng.integers(words, size=(n, 2))
-    for at in range(1, many):
-        said[:, at + 1] = (rng.random((n, 1)) > odds[said[:, at - 1], :-1]).sum(-1)
+    first = rng.integers(words, size=(n, 2))
+    said = _spoken(rng, first, many, lambda said: odds[said[:, -2]])
     return Batch(said[:, :-1, None], said[:, 1:])
 
 
@@ -547,12 +550,9 @@ def _arrange(rng: Rng, n: int, words: int = 12, many: int = 16) -> Batch:
 def _dialects(rng: Rng, n: int, words: int = 9, dialects: int = 4, many: int = 28) -> Batch:
     """The next word depends on the last one, in each of some dialects in another way."""
     odds = np.random.default_rng(5).dirichlet(np.full(words, 0.2), size=(dialects, words))
-    spoken = odds.cumsum(-1)[rng.integers(dialects, size=n)]
-    said = np.empty((n, many + 1), np.int64)
-    said[:, 0] = rng.integers(words, size=n)
-    for at in range(many):
-        chances = spoken[np.arange(n), said[:, at], :-1]
-        said[:, at + 1] = (rng.random((n, 1)) > chances).sum(-1)
+    odds = odds.cumsum(-1)
+    dialect, first = rng.integers(dialects, size=n), rng.integers(words, size=(n, 1))
+    said = _spoken(rng, first, many, lambda said: odds[dialect, said[:, -1]])
     return Batch(said[:, :-1, None], said[:, 1:])
 
 
@@ -596,13 +596,9 @@ def _weave(rng: Rng, n: int, words: int = 12, many: int = 20) -> Batch:
 def _moods(rng: Rng, n: int, words: int = 10, moods: int = 4, many: int = 26) -> Batch:
     """The first word sets the mood, and with it the words that follow each word."""
     odds = np.random.default_rng(7).dirichlet(np.full(words, 0.15), size=(moods, words))
-    said = np.empty((n, many + 1), np.int64)
-    said[:, 0] = rng.integers(moods, size=n)
-    chances = odds.cumsum(-1)[said[:, 0]]
-    said[:, 1] = rng.integers(words, size=n)
-    for at in range(1, many):
-        follows = chances[np.arange(n), said[:, at], :-1]
-        said[:, at + 1] = (rng.random((n, 1)) > follows).sum(-1)
+    odds = odds.cumsum(-1)
+    first = np.stack([rng.integers(moods, size=n), rng.integers(words, size=n)], 1)
+    said = _spoken(rng, first, many, lambda said: odds[said[:, 0], said[:, -1]])
     answers = said[:, 1:].copy()
     answers[:, 0] = -1
     return Batch(said[:, :-1, None], answers)

@@ -41,9 +41,10 @@ makes it slow.
 A failure counts as attention's if the same run with the right scale or with QK-norm ends well. The
 rules were tuned on runs of these tasks, most of those counted here among them; {held_out} runs are
 of {held_tasks} other tasks and two architectures that no rule was tuned on. They were looked at
-when the rules were fixed, and had a say in one choice: how long the judge waits at the start, where
-a more patient one was tried and not kept. An alarm is a warning or worse, raised with the loss
-logged and every step recorded, as a watch does if it is not told otherwise.
+when the rules were fixed, and then had a say in two choices: more patience at the start was given
+up, as it costs lead, and a stricter reading of fading gradients was not taken up, as it is late on
+tasks of looking up. An alarm is a warning or worse, raised with the loss logged and every step
+recorded, as a watch does if it is not told otherwise.
 """
 FOUND = """
 On the held-out tasks and architectures {held_false} of {held_well} runs that ended well raised an
